@@ -1,0 +1,36 @@
+# One environment, four commands. Nothing here needs a GPU.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: install demo test check clean
+
+install: $(VENV)/.installed
+
+# The engine's list is closed under dependencies, hence --no-deps (its metadata asks for CUDA wheels).
+$(VENV)/.installed: pyproject.toml configs/cpu-engine.txt configs/dev.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --no-deps -r configs/cpu-engine.txt -r configs/dev.txt
+	$(BIN)/python -m pip install -q --no-deps --no-build-isolation -e .
+	touch $@
+
+demo: install
+	$(BIN)/evald demo
+
+check: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/unit
+
+test: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest -q tests
+	$(BIN)/coverage combine -q
+	$(BIN)/coverage report --fail-under=90
+
+clean:
+	rm -rf .demo build dist *.egg-info .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache

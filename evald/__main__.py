@@ -1,0 +1,5 @@
+"""``python -m evald``."""
+
+from evald.cli import main
+
+raise SystemExit(main())

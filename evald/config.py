@@ -1,0 +1,196 @@
+"""The one typed config tree.
+
+Loaded from TOML and cross-checked once (``config_load``), then handed to the parts through their
+constructors. Names carry their units; every relative path is relative to the config file.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+Count = Annotated[int, Meta(ge=0)]
+Positive = Annotated[int, Meta(ge=1)]
+Seconds = Annotated[float, Meta(gt=0)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+Text = Annotated[str, Meta(min_length=1)]
+#: a name that becomes a path component and part of metric names.
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@+-]{0,127}$")]
+
+
+class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of every table: frozen, unknown keys are errors."""
+
+
+class Staging(Table):
+    """Where snapshots appear."""
+
+    #: directory that is watched, normally on tmpfs; created if it is missing.
+    root: Text
+    #: name of a snapshot directory; ``{step}`` stands for the step number.
+    pattern: Annotated[str, Meta(pattern=r"\{step\}")] = "step_{step}"
+    #: file that is written last, relative to the snapshot directory.
+    marker: Text = ".complete"
+    #: evald deletes ended snapshots, and nobody else does; false: evald never deletes here.
+    owned: bool = True
+    #: ended snapshots that stay before the oldest is deleted.
+    keep: Count = 2
+    #: budget for all snapshots in the root; None: the free space of the file system.
+    max_bytes: Positive | None = None
+    #: "off" hands snapshots to the engine unchecked (only for trying that out).
+    validation: Literal["full", "off"] = "full"
+    #: tensors (shell patterns) that may be absent from a snapshot.
+    allow_absent: list[str] = []
+    #: seconds between two scans; events only make them come sooner.
+    scan_interval_s: Seconds = 2.0
+
+
+class Dispatch(Table):
+    """Admission, order and deadlines."""
+
+    #: points prepared or running at the same time.
+    max_in_flight: Positive = 2
+    #: what happens to a snapshot beyond max_in_flight.
+    overflow: Literal["backpressure", "skip", "latest"] = "backpressure"
+    #: from the moment the point holds the engines.
+    point_deadline_s: Seconds = 7200.0
+    #: from the moment the request is sent, retries included.
+    sample_timeout_s: Seconds = 600.0
+    #: how long SIGTERM lets running requests finish.
+    drain_timeout_s: Seconds = 60.0
+    #: share of samples without a score above which a point is "partial", not "ok".
+    max_error_share: Share = 0.01
+    #: evaluate the base model once for each run.
+    baseline: bool = False
+    #: x of the baseline; -1 where steps count from 0.
+    baseline_step: int = 0
+
+
+class Results(Table):
+    """Where results go."""
+
+    #: directory of results.jsonl, samples/ and engine logs; created if it is missing.
+    dir: Text
+    #: octal modes, as text.
+    dir_mode: Annotated[str, Meta(pattern=r"^0?[0-7]{3,4}$")] = "0755"
+    file_mode: Annotated[str, Meta(pattern=r"^0?[0-7]{3,4}$")] = "0644"
+    #: group name that owns the files; None: the daemon's own.
+    group: str | None = None
+
+
+class Status(Table):
+    """How the daemon can be asked."""
+
+    #: unix socket; None: a name made from the results directory, in the user's runtime directory.
+    socket: str | None = None
+
+
+class Fleet(Table):
+    """SGLang servers that evald launches and owns."""
+
+    #: local directory of the base model: engines boot on it, snapshots must match it.
+    model: Text
+    device: Literal["cuda", "cpu"] = "cuda"
+    #: any two of engines, gpus and gpus_per_engine give the third.
+    engines: Count | None = None
+    gpus: Count | None = None
+    gpus_per_engine: Positive | None = None
+    #: interpreter that has SGLang; None: the daemon's own.
+    python: str | None = None
+    #: from launch to the first generated token.
+    start_timeout_s: Seconds = 1800.0
+    #: one update_weights_from_disk.
+    load_timeout_s: Seconds = 600.0
+    #: running requests of an engine before it is pinned again.
+    drain_timeout_s: Seconds = 60.0
+    #: a point waits this long for an engine that serves.
+    alive_timeout_s: Seconds = 600.0
+    #: SIGTERM to SIGKILL.
+    stop_grace_s: Seconds = 10.0
+    #: seconds between two health probes, and how long one may take.
+    probe_interval_s: Seconds = 15.0
+    probe_timeout_s: Seconds = 30.0
+    #: failed probes in a row that make an engine unhealthy.
+    probe_failures: Positive = 3
+    #: pin attempts on one digest before the snapshot is blamed.
+    pin_attempts: Positive = 2
+    #: requests in flight for each engine; None: from the server's own limit.
+    max_requests: Positive | None = None
+    #: environment variables that engines inherit beside the built-in list.
+    pass_env: list[str] = []
+    #: log files kept for each engine.
+    keep_logs: Positive = 10
+    #: any server argument of the installed SGLang, in its own name.
+    sglang: dict[str, Any] = {}
+
+
+class Defaults(Table):
+    """What each eval set inherits unless it says otherwise."""
+
+    #: how a response becomes a score.
+    grader: str = "exact"
+    #: keys of a data row; the prompt is text or a list of chat messages.
+    input_key: str = "prompt"
+    label_key: str = "label"
+    metadata_key: str | None = None
+    #: key of a stable question id; None: the row's number.
+    id_key: str | None = None
+    temperature: Annotated[float, Meta(ge=0)] = 0.0
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    top_k: int = -1
+    min_new_tokens: Count = 0
+    max_response_len: Positive = 512
+    n_samples_per_eval_prompt: Positive = 1
+    stop: list[str] = []
+    stop_token_ids: list[int] = []
+    skip_special_tokens: bool = True
+    #: "auto" wraps chat messages and sends text as it is; true wraps text as one user message.
+    apply_chat_template: Literal["auto"] | bool = "auto"
+    apply_chat_template_kwargs: dict[str, Any] = {}
+    #: whose tokenizer and template: the base model's, or the snapshot's own.
+    tokenizer: Literal["base", "snapshot"] = "base"
+    #: pattern of grader "regex"; the first group, or the whole match, is the answer.
+    regex: str | None = None
+    #: letters of grader "choice".
+    choices: Text = "ABCD"
+    #: one answer's grading.
+    grader_timeout_s: Seconds = 10.0
+    #: part of every sample's seed.
+    seed: int = 0
+    #: the whole set, from its first request; None: the point's deadline alone.
+    set_deadline_s: Seconds | None = None
+
+
+class EvalSet(Defaults):
+    """A named data set with its prompt format, sampling parameters and grader."""
+
+    name: Name
+    #: JSONL file, one question a row.
+    path: Text
+
+
+class Config(Table):
+    """The whole tree."""
+
+    #: run id for snapshots that name none.
+    run: Name = "run"
+    staging: Staging
+    dispatch: Dispatch = msgspec.field(default_factory=Dispatch)
+    results: Results
+    status: Status = msgspec.field(default_factory=Status)
+    fleet: Fleet
+    defaults: Defaults = msgspec.field(default_factory=Defaults)
+    eval: list[EvalSet]
+
+    @property
+    def results_file(self) -> Path:
+        """The ledger."""
+        return Path(self.results.dir) / "results.jsonl"
+
+    @property
+    def engine_count(self) -> int:
+        """Engines that evald launches (set by the loader from any two of the three)."""
+        return self.fleet.engines or 0

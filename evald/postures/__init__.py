@@ -1,0 +1,1 @@
+"""Who owns the engines: every posture fulfils ``contract.Posture``."""

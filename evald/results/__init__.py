@@ -1,0 +1,1 @@
+"""Results go out: records, ledger, samples, and the one reader."""

@@ -1,0 +1,126 @@
+"""The records of ``results.jsonl``: one JSON object a line, tagged by ``type``.
+
+Every record carries ``schema``, ``seq`` (contiguous, goes on across restarts), ``time`` (seconds
+since the epoch), ``type``, ``run``, ``step``, ``revision`` and ``record_id`` (stable: a replay
+repeats it, so readers upsert). ``seq`` and ``time`` are filled in by the ledger.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from evald.point import Kind, Outcome, Timings
+
+SCHEMA = 1
+
+
+class Record(msgspec.Struct, kw_only=True, tag_field="type", omit_defaults=False):
+    """What all records share."""
+
+    schema: int = SCHEMA
+    seq: int = 0
+    time: float = 0.0
+    run: str
+    step: int
+    revision: int = 0
+    record_id: str
+
+
+class Accepted(Record, tag="accepted"):
+    """A point is known: what a reboot may lose is named here."""
+
+    kind: Kind = Kind.STEP
+    directory: str
+    size_bytes: int
+    fingerprint: str
+    #: null while a large snapshot's content has not been read yet; the terminal record has it.
+    digest: str | None = None
+    final: bool = False
+    owned: bool = True
+
+
+class SetRecord(Record, tag="set"):
+    """One eval set of a point is done; it stands unless the terminal record says otherwise."""
+
+    kind: Kind = Kind.STEP
+    set: str
+    counts: Counts
+    seconds: float
+    metrics: dict[str, float]
+
+
+class Counts(msgspec.Struct, kw_only=True):
+    """Samples by what became of them; ``n_total`` is the sum of all but ``n_truncated``.
+
+    ``n_total = n_scored + n_error + n_grader_error + n_timeout``.
+    """
+
+    n_total: int = 0
+    n_scored: int = 0
+    #: of the scored ones: answers that hit the length limit.
+    n_truncated: int = 0
+    #: of the scored ones: graders that found no answer in the response.
+    n_no_answer: int = 0
+    #: the request failed.
+    n_error: int = 0
+    #: the grader failed or ran out of time: not a wrong answer.
+    n_grader_error: int = 0
+    #: cut by a sample's, set's or point's deadline.
+    n_timeout: int = 0
+    #: of the scored ones: taken from the sample journal of an earlier attempt.
+    n_resumed: int = 0
+
+    def __add__(self, other: Counts) -> Counts:
+        """Add field by field."""
+        names = self.__struct_fields__
+        return Counts(**{name: getattr(self, name) + getattr(other, name) for name in names})
+
+
+class PointRecord(Record, tag="point"):
+    """The terminal record of a point: exactly one for each (run, kind, step, revision)."""
+
+    kind: Kind = Kind.STEP
+    outcome: Outcome
+    #: skip reason; empty unless ``outcome`` is "skipped".
+    reason: str = ""
+    #: one sentence for people.
+    detail: str = ""
+    counts: Counts = msgspec.field(default_factory=Counts)
+    timings: Timings = msgspec.field(default_factory=Timings)
+    #: engines that answered samples of the point.
+    engines: list[str] = []
+    weight_versions: list[str] = []
+    #: digests of config, data, grader, chat template and snapshot; SGLang version; sampling.
+    provenance: dict[str, Any] = {}
+    #: flat and ready for a logger.
+    metrics: dict[str, float] = {}
+    #: record ids of set records that no longer stand.
+    void_sets: list[str] = []
+    directory: str = ""
+    fingerprint: str = ""
+    digest: str | None = None
+
+
+class Alert(Record, tag="alert"):
+    """Something that a person should know."""
+
+    name: str
+    detail: str
+
+
+class RunEnd(Record, tag="run_end"):
+    """The trainer said that the run is over, and every point of it has ended."""
+
+    points: dict[str, int]
+
+
+AnyRecord = Accepted | SetRecord | PointRecord | Alert | RunEnd
+
+_decoder: msgspec.json.Decoder[AnyRecord] = msgspec.json.Decoder(AnyRecord)
+
+
+def decode(line: bytes) -> AnyRecord:
+    """Decode one line of the ledger; raises ``msgspec.DecodeError`` on anything else."""
+    return _decoder.decode(line)

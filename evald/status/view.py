@@ -1,0 +1,77 @@
+"""The shape of the status: one struct that is served over HTTP and written to ``status.json``."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class EngineView(msgspec.Struct, kw_only=True):
+    """One engine."""
+
+    name: str
+    state: str
+    weight_version: str | None = None
+    in_flight: int = 0
+    #: restarts that count against the engine, since the daemon started.
+    restarts: int = 0
+    pid: int | None = None
+    detail: str = ""
+
+
+class SetView(msgspec.Struct, kw_only=True):
+    """Progress of one eval set within a running point."""
+
+    name: str
+    done: int
+    total: int
+    #: mean score over the samples done so far.
+    score: float | None = None
+
+
+class PointView(msgspec.Struct, kw_only=True):
+    """A queued or running point."""
+
+    run: str
+    step: int
+    revision: int
+    kind: str
+    #: "queued", "preparing", "waiting", "pinning", "evaluating" or "recording".
+    state: str
+    #: seconds in this state.
+    since_s: float
+    sets: list[SetView] = []
+
+
+class StagingView(msgspec.Struct, kw_only=True):
+    """The staging root."""
+
+    root: str
+    #: bytes of the snapshots that evald knows in the root.
+    used_bytes: int
+    free_bytes: int
+    snapshots: int
+
+
+class StatusView(msgspec.Struct, kw_only=True):
+    """Everything that status shows."""
+
+    version: str
+    pid: int
+    #: goes up at each write: a reader sees by it that the daemon lives (no common clock needed).
+    beat: int
+    #: seconds since the epoch.
+    time: float
+    uptime_s: float
+    #: "starting", "serving", "draining".
+    state: str
+    run: str
+    results: str
+    #: max_in_flight.
+    cap: int
+    queued: list[PointView] = []
+    running: list[PointView] = []
+    #: terminal records by outcome, over the ledger's life.
+    ended: dict[str, int] = {}
+    engines: list[EngineView] = []
+    staging: StagingView | None = None
+    last_seq: int = 0
