@@ -25,7 +25,7 @@ class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Base of every table: frozen, unknown keys are errors."""
 
 
-class Staging(Table):
+class Staging(Table, frozen=True, kw_only=True):
     """Where snapshots appear."""
 
     #: directory that is watched, normally on tmpfs; created if it is missing.
@@ -48,7 +48,7 @@ class Staging(Table):
     scan_interval_s: Seconds = 2.0
 
 
-class Dispatch(Table):
+class Dispatch(Table, frozen=True, kw_only=True):
     """Admission, order and deadlines."""
 
     #: points prepared or running at the same time.
@@ -69,7 +69,7 @@ class Dispatch(Table):
     baseline_step: int = 0
 
 
-class Results(Table):
+class Results(Table, frozen=True, kw_only=True):
     """Where results go."""
 
     #: directory of results.jsonl, samples/ and engine logs; created if it is missing.
@@ -81,14 +81,14 @@ class Results(Table):
     group: str | None = None
 
 
-class Status(Table):
+class Status(Table, frozen=True, kw_only=True):
     """How the daemon can be asked."""
 
     #: unix socket; None: a name made from the results directory, in the user's runtime directory.
     socket: str | None = None
 
 
-class Fleet(Table):
+class Fleet(Table, frozen=True, kw_only=True):
     """SGLang servers that evald launches and owns."""
 
     #: local directory of the base model: engines boot on it, snapshots must match it.
@@ -127,7 +127,7 @@ class Fleet(Table):
     sglang: dict[str, Any] = {}
 
 
-class Defaults(Table):
+class Defaults(Table, frozen=True, kw_only=True):
     """What each eval set inherits unless it says otherwise."""
 
     #: how a response becomes a score.
@@ -164,7 +164,7 @@ class Defaults(Table):
     set_deadline_s: Seconds | None = None
 
 
-class EvalSet(Defaults):
+class EvalSet(Defaults, frozen=True, kw_only=True):
     """A named data set with its prompt format, sampling parameters and grader."""
 
     name: Name
@@ -172,7 +172,7 @@ class EvalSet(Defaults):
     path: Text
 
 
-class Config(Table):
+class Config(Table, frozen=True, kw_only=True):
     """The whole tree."""
 
     #: run id for snapshots that name none.

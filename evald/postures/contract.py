@@ -25,6 +25,8 @@ class Pin(msgspec.Struct, kw_only=True):
     target: PinTarget
     #: engine name -> weight version (``run:step:digest8:nonce``) it was verified with.
     weight_versions: dict[str, str]
+    #: version of the serving software, for provenance; empty when it does not say.
+    sglang_version: str = ""
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):

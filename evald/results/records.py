@@ -28,7 +28,7 @@ class Record(msgspec.Struct, kw_only=True, tag_field="type", omit_defaults=False
     record_id: str
 
 
-class Accepted(Record, tag="accepted"):
+class Accepted(Record, kw_only=True, tag="accepted"):
     """A point is known: what a reboot may lose is named here."""
 
     kind: Kind = Kind.STEP
@@ -41,7 +41,7 @@ class Accepted(Record, tag="accepted"):
     owned: bool = True
 
 
-class SetRecord(Record, tag="set"):
+class SetRecord(Record, kw_only=True, tag="set"):
     """One eval set of a point is done; it stands unless the terminal record says otherwise."""
 
     kind: Kind = Kind.STEP
@@ -78,7 +78,7 @@ class Counts(msgspec.Struct, kw_only=True):
         return Counts(**{name: getattr(self, name) + getattr(other, name) for name in names})
 
 
-class PointRecord(Record, tag="point"):
+class PointRecord(Record, kw_only=True, tag="point"):
     """The terminal record of a point: exactly one for each (run, kind, step, revision)."""
 
     kind: Kind = Kind.STEP
@@ -103,14 +103,14 @@ class PointRecord(Record, tag="point"):
     digest: str | None = None
 
 
-class Alert(Record, tag="alert"):
+class Alert(Record, kw_only=True, tag="alert"):
     """Something that a person should know."""
 
     name: str
     detail: str
 
 
-class RunEnd(Record, tag="run_end"):
+class RunEnd(Record, kw_only=True, tag="run_end"):
     """The trainer said that the run is over, and every point of it has ended."""
 
     points: dict[str, int]
@@ -124,3 +124,27 @@ _decoder: msgspec.json.Decoder[AnyRecord] = msgspec.json.Decoder(AnyRecord)
 def decode(line: bytes) -> AnyRecord:
     """Decode one line of the ledger; raises ``msgspec.DecodeError`` on anything else."""
     return _decoder.decode(line)
+
+
+class Newer(msgspec.Struct, kw_only=True):
+    """A record of the same schema whose type this version does not know: readers pass it by."""
+
+    schema: int
+    seq: int
+    type: str
+
+
+_KNOWN = frozenset({"accepted", "set", "point", "alert", "run_end"})
+_newer_decoder: msgspec.json.Decoder[Newer] = msgspec.json.Decoder(Newer)
+
+
+def decode_any(line: bytes) -> AnyRecord | Newer:
+    """Decode one line that a newer minor version may have written.
+
+    Unknown fields are dropped. Raises ``msgspec.DecodeError``, and its subclass
+    ``msgspec.ValidationError`` for what is JSON but no record of this ``schema``.
+    """
+    head = _newer_decoder.decode(line)
+    if head.schema != SCHEMA:
+        raise msgspec.ValidationError(f"it has schema {head.schema}, this evald reads {SCHEMA}")
+    return decode(line) if head.type in _KNOWN else head

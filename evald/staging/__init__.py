@@ -1,1 +1,1 @@
-
+"""Snapshots come in: scan and watch, validation, revisions, retention."""

@@ -1,0 +1,47 @@
+"""The ``evald`` command: parse, call, exit code."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from evald import __version__
+from evald.errors import ConfigError, EvaldError
+
+#: command -> (module in evald.commands, one line of help); the module is imported when it is used.
+_COMMANDS = {
+    "run": "run the daemon until it is told to stop",
+    "check": "validate a config and print it resolved (exit 78 on a bad one)",
+    "eval": "evaluate one snapshot directory, without a daemon",
+    "status": "show what the daemon is doing",
+    "tail": "follow the ledger, one JSON record a line",
+    "wait": "wait until exactly N points have ended",
+    "demo": "show the main job on this machine: training, snapshots, a curve",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the return value is the exit code."""
+    argv = sys.argv[1:] if argv is None else list(argv)
+    parser = argparse.ArgumentParser(prog="evald", description=__doc__)
+    parser.add_argument("--version", action="version", version=f"evald {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    chosen = next((word for word in argv if word in _COMMANDS), None)
+    for name, line in _COMMANDS.items():
+        command = commands.add_parser(name, help=line, description=line)
+        if name == chosen:
+            module = importlib.import_module(f"evald.commands.{name}")
+            module.configure(command)
+            command.set_defaults(run=module.run)
+    arguments = parser.parse_args(argv)
+    try:
+        return int(arguments.run(arguments))
+    except ConfigError as error:
+        for problem in error.problems:
+            print(f"evald: {problem}", file=sys.stderr)
+        return 78
+    except EvaldError as error:
+        print(f"evald: {error}", file=sys.stderr)
+        return 1

@@ -1,0 +1,28 @@
+"""``evald run CONFIG``: the daemon."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("config", type=Path, metavar="CONFIG", help="TOML file")
+    parser.add_argument(
+        "--exit-on-run-end",
+        action="store_true",
+        help="stop once the trainer has ended the run (run.end) and every point has its record",
+    )
+    parser.add_argument("--log-level", default="info", choices=["debug", "info", "warning"])
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check the config, then serve; exit code 0 after an orderly stop."""
+    from evald.config_load import load_config
+
+    config = load_config(args.config)
+
+    from evald.serve import serve
+
+    return serve(config, exit_on_run_end=args.exit_on_run_end, log_level=args.log_level)

@@ -1,0 +1,222 @@
+"""Composition root: builds the parts, owns the root TaskGroup and the signals."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Awaitable, Iterator
+from contextlib import AsyncExitStack, contextmanager
+from pathlib import Path
+
+import structlog
+
+from evald import __version__
+from evald.baseline import baseline_point
+from evald.config import Config
+from evald.config_load import dump_config
+from evald.dispatch import Dispatcher
+from evald.errors import EvaldError
+from evald.evals.evaluator import Evaluator
+from evald.measure import Measure
+from evald.point import EvalPoint
+from evald.postures.contract import Posture
+from evald.postures.fleet import FleetPosture
+from evald.preflight import Preflight
+from evald.results.ledger import Ledger
+from evald.staging.intake import Intake
+from evald.staging.retention import Retention
+from evald.status.board import Board
+from evald.status.notify import notify
+from evald.status.server import StatusServer, socket_path
+from evald.status.view import StatusView
+
+log = structlog.get_logger(__name__)
+
+
+class _Stopped(Exception):
+    """Shutdown, raised in the root TaskGroup."""
+
+
+class Daemon:
+    """One eval node: staging in, engines beside, ledger out."""
+
+    def __init__(self, config: Config, checked: Preflight, *, exit_on_run_end: bool) -> None:
+        self._config = config
+        self._checked = checked
+        self._exit_on_run_end = exit_on_run_end
+        self._stop = asyncio.Event()
+        self._force = asyncio.Event()
+        self._beat = 0
+        self._state = "starting"
+        self._started = time.monotonic()
+
+    async def run(self) -> None:
+        """Serve until a signal, or until the run ends (``exit_on_run_end``).
+
+        Raises EvaldError when a part fails for good.
+        """
+        config = self._config
+        log.info("config_resolved", config=dump_config(config))
+        async with AsyncExitStack() as stack:
+            ledger = Ledger.open(config.results)
+            stack.callback(ledger.close)
+            evaluator = Evaluator(
+                self._checked.sets,
+                dispatch=config.dispatch,
+                results=config.results,
+                model_dir=Path(config.fleet.model),
+            )
+            stack.push_async_callback(evaluator.close)
+            posture = FleetPosture(config.fleet, results_dir=Path(config.results.dir))
+            retention = Retention(config.staging, on_alert=self._alert)
+            self._build(ledger, evaluator, posture, retention)
+            server = StatusServer(
+                socket_path(config), view=self.view, results_file=config.results_file
+            )
+            await server.start()
+            stack.push_async_callback(server.close)
+            board = Board(config, view=self.next_view)
+            stack.enter_context(self._signals())
+            await self._serve(posture, board)
+
+    def _build(
+        self, ledger: Ledger, evaluator: Evaluator, posture: Posture, retention: Retention
+    ) -> None:
+        config = self._config
+        self._ledger, self._posture = ledger, posture
+        self._dispatcher = Dispatcher(
+            config.dispatch,
+            ledger=ledger,
+            measure=Measure(
+                config.dispatch,
+                posture=posture,
+                evaluator=evaluator,
+                marker=config.staging.marker,
+            ),
+            evaluator=evaluator,
+            retention=retention,
+            used_bytes=lambda: self._intake.view().used_bytes,
+            max_bytes=config.staging.max_bytes,
+            on_run_end=self._run_ended,
+            baseline=self._baseline if config.dispatch.baseline else None,
+        )
+        self._intake = Intake(
+            config.staging,
+            run=config.run,
+            base=self._checked.base,
+            index=ledger.index,
+            retention=retention,
+            offer=self._dispatcher.offer,
+            on_alert=self._alert,
+            baseline_step=config.dispatch.baseline_step,
+        )
+
+    async def _serve(self, posture: Posture, board: Board) -> None:
+        try:
+            async with asyncio.TaskGroup() as root:
+                for name, work in (
+                    ("engines", posture.run()),
+                    ("staging", self._intake.run()),
+                    ("dispatch", self._dispatcher.run()),
+                    ("status", board.run()),
+                    ("ready", self._announce()),
+                ):
+                    root.create_task(_forever(name, work), name=name)
+                root.create_task(self._until_stopped(), name="stop")
+        except* _Stopped:
+            log.info("stopped", state=self._state)
+
+    async def _announce(self) -> None:
+        """Tell systemd once the watch is armed, then keep its watchdog fed."""
+        await self._intake.armed.wait()
+        self._state = "serving"
+        notify("READY=1")
+        log.info("ready", root=self._config.staging.root)
+        while True:
+            notify(f"WATCHDOG=1\nSTATUS={self._status_line()}")
+            await asyncio.sleep(5.0)
+
+    def _status_line(self) -> str:
+        queued, running = self._dispatcher.view()
+        serving = sum(e.state == "serving" for e in self._posture.engines())
+        return (
+            f"{self._state}; engines {serving}/{len(self._posture.engines())} serving; "
+            f"{len(running)} running, {len(queued)} queued"
+        )
+
+    async def _alert(self, name: str, detail: str) -> None:
+        await self._dispatcher.alert(self._config.run, 0, name, detail)
+
+    def _baseline(self, run: str) -> EvalPoint:
+        step, marker = self._config.dispatch.baseline_step, self._config.staging.marker
+        return baseline_point(run, step, Path(self._config.fleet.model), marker)
+
+    def _run_ended(self, run: str) -> None:
+        if self._exit_on_run_end:
+            log.info("stopping", why=f"run {run} has ended")
+            self._stop.set()
+
+    async def _until_stopped(self) -> None:
+        await self._stop.wait()
+        self._state = "draining"
+        notify("STOPPING=1")
+        drained = asyncio.create_task(
+            self._dispatcher.drain(self._config.dispatch.drain_timeout_s), name="drain"
+        )
+        forced = asyncio.create_task(self._force.wait(), name="force")
+        await asyncio.wait({drained, forced}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (drained, forced):
+            task.cancel()
+        raise _Stopped
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """First SIGTERM or SIGINT drains, the second forces; handlers are removed at the end."""
+        loop = asyncio.get_running_loop()
+
+        def on_signal(name: str) -> None:
+            again = self._stop.is_set()
+            log.info("signal", name=name, effect="force" if again else "drain")
+            (self._force if again else self._stop).set()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, on_signal, number.name)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+
+    def next_view(self) -> StatusView:
+        """Let the beat go on, and show the status."""
+        self._beat += 1
+        return self.view()
+
+    def view(self) -> StatusView:
+        """Show the status as it is now."""
+        queued, running = self._dispatcher.view()
+        return StatusView(
+            version=__version__,
+            pid=os.getpid(),
+            beat=self._beat,
+            time=time.time(),
+            uptime_s=round(time.monotonic() - self._started, 3),
+            state=self._state,
+            run=self._config.run,
+            results=str(self._config.results_file),
+            cap=self._config.dispatch.max_in_flight,
+            queued=queued,
+            running=running,
+            ended=self._ledger.index.outcome_counts(),
+            engines=self._posture.engines(),
+            staging=self._intake.view(),
+            last_seq=self._ledger.last_seq,
+        )
+
+
+async def _forever(name: str, work: Awaitable[object]) -> None:
+    """Make the end of a background task an error: it must outlive everything but the stop."""
+    await work
+    raise EvaldError(f"cannot go on: background task {name!r} ended by itself (a bug of evald)")

@@ -1,0 +1,184 @@
+"""SGLang's HTTP API: one session for each engine, explicit deadlines, four kinds of failure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from evald.errors import EvaldError
+
+#: seconds to reach a server on this machine.
+CONNECT_TIMEOUT_S = 5.0
+#: seconds for requests that a living server answers at once.
+CONTROL_TIMEOUT_S = 10.0
+#: the server closes idle connections after 5 s: we must be the first to close.
+KEEPALIVE_S = 3.0
+#: connections beside those that generate: probes, aborts, status.
+CONTROL_CONNECTIONS = 8
+#: how much of an error body goes into a message, characters.
+ERROR_CHARS = 300
+
+
+class EngineError(EvaldError):
+    """The engine answered with something that is no answer."""
+
+
+class EngineUnreachable(EngineError):
+    """No answer: connection refused or dropped, or nothing within the deadline."""
+
+
+class EngineBusy(EngineError):
+    """429 or 503: again later."""
+
+
+class EngineRejected(EngineError):
+    """Another 4xx: the request is at fault, not the engine."""
+
+
+class EngineAPI:
+    """Calls to one SGLang server; create it inside a running event loop and ``close()`` it.
+
+    ``base_url``: ``http://host:port``. ``limit``: requests in flight. Every method raises
+    EngineUnreachable, EngineBusy, EngineRejected or EngineError.
+    """
+
+    def __init__(self, base_url: str, api_key: str | None, *, limit: int) -> None:
+        self.base_url = base_url
+        self._session = aiohttp.ClientSession(
+            base_url,
+            connector=aiohttp.TCPConnector(
+                limit=limit + CONTROL_CONNECTIONS, keepalive_timeout=KEEPALIVE_S
+            ),
+            headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+            json_serialize=lambda body: msgspec.json.encode(body).decode(),
+            # a proxy of the environment never stands between us and a local server
+            trust_env=False,
+        )
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._session.close()
+
+    async def health_generate(self, timeout_s: float) -> None:
+        """Return when the server has generated a token; takes at least 1 s on SGLang."""
+        await self._call("GET", "/health_generate", timeout_s)
+
+    async def model_info(self) -> dict[str, Any]:
+        """Name of the loaded model and its ``weight_version``."""
+        return await self._object("GET", "/model_info")
+
+    async def server_info(self) -> dict[str, Any]:
+        """Launch arguments, ``version`` of SGLang, ``internal_states`` of its schedulers."""
+        return await self._object("GET", "/server_info")
+
+    async def loads(self) -> dict[str, Any]:
+        """Count running and waiting requests and used tokens."""
+        return await self._object("GET", "/v1/loads")
+
+    async def update_weights(
+        self, path: str, version: str, load_format: str, timeout_s: float
+    ) -> None:
+        """Load the weights of directory ``path`` under the label ``version``.
+
+        The server waits for its running requests first. After a failure its weights are unknown;
+        after EngineUnreachable by deadline it may still load and publish them later.
+        """
+        body = {
+            "model_path": path,
+            "weight_version": version,
+            "load_format": load_format,
+            "abort_all_requests": False,
+            "flush_cache": True,
+        }
+        answer = await self._object("POST", "/update_weights_from_disk", timeout_s, body)
+        if answer.get("success") is not True:
+            raise EngineError(f"update_weights_from_disk: {answer.get('message') or answer}")
+
+    async def weights_checksum(self, timeout_s: float) -> str:
+        """Hash over all tensors of all ranks: equal weights give equal sums across engines."""
+        answer = await self._object(
+            "POST", "/weights_checker", timeout_s, {"action": "checksum", "selector": "target"}
+        )
+        checksum = answer.get("per_engine_checksum")
+        if not isinstance(checksum, str) or not checksum:
+            raise EngineError(f"weights_checker: {answer.get('message') or 'no checksum'}")
+        return checksum
+
+    async def generate(
+        self,
+        input_ids: list[list[int]],
+        sampling: list[dict[str, Any]],
+        rids: list[str],
+        *,
+        timeout_s: float,
+        logprobs: bool = False,
+    ) -> list[dict[str, Any]]:
+        """Answer a list of prompts; one object with output_ids, text and meta_info for each."""
+        body: dict[str, Any] = {"input_ids": input_ids, "sampling_params": sampling, "rid": rids}
+        if logprobs:
+            body["return_logprob"] = True
+        answers = await self._call("POST", "/generate", timeout_s, body)
+        if (
+            not isinstance(answers, list)
+            or len(answers) != len(rids)
+            or not all(isinstance(answer, dict) for answer in answers)
+        ):
+            raise EngineError(f"generate: {len(rids)} answers expected, got {str(answers)[:80]}")
+        return answers
+
+    async def abort(self, rid: str | None = None) -> None:
+        """Abort one request, or all of them; a request that is not there is no error."""
+        body = {"abort_all": True} if rid is None else {"rid": rid, "abort_all": False}
+        await self._call("POST", "/abort_request", CONTROL_TIMEOUT_S, body)
+
+    async def flush_cache(self) -> None:
+        """Empty the prefix cache; EngineRejected while requests run."""
+        await self._call("POST", "/flush_cache", CONTROL_TIMEOUT_S)
+
+    async def _object(
+        self, method: str, path: str, timeout_s: float = CONTROL_TIMEOUT_S, body: Any = None
+    ) -> dict[str, Any]:
+        answer = await self._call(method, path, timeout_s, body)
+        if not isinstance(answer, dict):
+            raise EngineError(f"{path[1:]}: a JSON object expected, got {str(answer)[:80]!r}")
+        return answer
+
+    async def _call(self, method: str, path: str, timeout_s: float, body: Any = None) -> Any:
+        """Send one request; the JSON answer, or the text where it is none."""
+        timeout = aiohttp.ClientTimeout(
+            total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=timeout_s
+        )
+        try:
+            async with self._session.request(method, path, json=body, timeout=timeout) as response:
+                status, payload = response.status, await response.read()
+        except TimeoutError as error:
+            raise EngineUnreachable(f"{path[1:]}: no answer within {timeout_s:.3g} s") from error
+        except (aiohttp.ClientError, OSError) as error:
+            cause = str(error) or type(error).__name__
+            raise EngineUnreachable(f"{path[1:]}: connection failed: {cause}") from error
+        if status == 200:  # noqa: PLR2004 - HTTP's own numbers say it best
+            return _decode(payload)
+        detail = f"{path[1:]}: HTTP {status}: {_error_text(payload)}"
+        if status in (429, 503):
+            raise EngineBusy(detail)
+        if 400 <= status < 500:  # noqa: PLR2004
+            raise EngineRejected(detail)
+        raise EngineError(detail)
+
+
+def _decode(payload: bytes) -> Any:
+    try:
+        return msgspec.json.decode(payload)
+    except msgspec.DecodeError:
+        return payload.decode(errors="replace")
+
+
+def _error_text(payload: bytes) -> str:
+    """Take the message out of SGLang's two shapes of an error body."""
+    answer = _decode(payload)
+    if isinstance(answer, dict):
+        error = answer.get("error", answer)
+        answer = error.get("message", error) if isinstance(error, dict) else error
+    return str(answer)[:ERROR_CHARS] or "empty answer"

@@ -1,0 +1,48 @@
+"""Where an engine's process comes from: injectable, so that fakes run under the same care."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+
+class Process(Protocol):
+    """The process of an engine, with everything that it started."""
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the server."""
+
+    @property
+    def returncode(self) -> int | None:
+        """Exit code; None while it runs."""
+
+    async def wait(self) -> int:
+        """Wait for the server's end; its exit code."""
+
+    async def stop(self, grace_s: float) -> None:
+        """SIGTERM, SIGKILL after ``grace_s``; return when nothing is left."""
+
+    def kill(self) -> None:
+        """Kill everything now, without waiting."""
+
+
+class Launched(msgspec.Struct, frozen=True, kw_only=True):
+    """A server that was launched; it is not ready yet."""
+
+    process: Process
+    #: ``http://host:port``.
+    url: str
+    api_key: str | None
+    #: weight version that it was launched with: proves that the server behind the port is ours.
+    nonce: str
+    #: where its log is, for messages.
+    log: str = ""
+
+
+class Launcher(Protocol):
+    """Launches the server of one engine."""
+
+    async def launch(self, attempt: int) -> Launched:
+        """Start the server's process; raises EvaldError or OSError. ``attempt`` counts from 1."""

@@ -1,0 +1,173 @@
+"""One engine's pin: drain, load, and prove that it serves exactly the weights that were asked for.
+
+The read-back proves a label. The bytes are proven by the server's own checksum, which must be equal
+wherever the same digest is loaded, and by a greedy canary: its log-probabilities must be finite,
+and it must carry the version.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import secrets
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from evald.engines.api import EngineAPI, EngineError
+from evald.engines.slots import Slots
+from evald.errors import EvaldError
+from evald.postures.contract import PinTarget
+
+#: token ids that every vocabulary has; short, and the same for ever.
+CANARY_IDS = list(range(1, 17))
+CANARY_TOKENS = 4
+CANARY_TIMEOUT_S = 60.0
+#: running requests end this soon after they were aborted, or the engine hangs.
+ABORT_TIMEOUT_S = 30.0
+#: digests whose checksum is remembered.
+CHECKSUMS_KEPT = 64
+
+
+class PinStage(enum.StrEnum):
+    """Where a pin failed."""
+
+    DRAIN = "drain"
+    LOAD = "load"
+    READ_BACK = "read-back"
+    CHECKSUM = "checksum"
+    CANARY = "canary"
+
+
+class PinFailed(EvaldError):
+    """One attempt failed; unless it was the drain, the engine's weights are now unknown."""
+
+    def __init__(self, stage: PinStage, detail: str) -> None:
+        super().__init__(f"{stage}: {detail}")
+        self.stage = stage
+        self.detail = detail
+
+
+class Proof(msgspec.Struct, frozen=True, kw_only=True):
+    """What a verified engine serves."""
+
+    weight_version: str
+    checksum: str
+
+
+class Checksums:
+    """The checksum of each digest, from whichever engine proved it first."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[str, tuple[str, str]] = OrderedDict()
+
+    def check(self, digest: str, checksum: str) -> None:
+        """Raise PinFailed when another engine's or an earlier pin's checksum differs."""
+        known = self._known.get(digest)
+        if known is not None and known[0] != checksum:
+            raise PinFailed(
+                PinStage.CHECKSUM,
+                f"the weights differ from those that {known[1]} loaded from the same bytes "
+                f"({checksum[:12]} instead of {known[0][:12]})",
+            )
+
+    def learn(self, digest: str, checksum: str, engine: str) -> None:
+        """Remember the checksum of a pin that was proven in every other way."""
+        self._known.setdefault(digest, (checksum, engine))
+        self._known.move_to_end(digest)
+        while len(self._known) > CHECKSUMS_KEPT:
+            self._known.popitem(last=False)
+
+
+def new_weight_version(target: PinTarget) -> str:
+    """Make a label that was never used before: ``run:step:digest8:nonce``."""
+    return f"{target.run}:{target.step}:{target.digest[:8]}:{secrets.token_hex(4)}"
+
+
+def versions_of(meta_info: dict[str, Any]) -> set[str]:
+    """All weight versions that took part in a response; empty when it names none."""
+    spans = meta_info.get("weight_versions") or []
+    versions = {span.get("version") for span in spans} | {meta_info.get("weight_version")}
+    return {str(version) for version in versions if version is not None}
+
+
+async def drain(api: EngineAPI, slots: Slots, timeout_s: float) -> None:
+    """Let running requests finish within ``timeout_s``, then abort them; raises PinFailed."""
+    if await slots.wait_idle(timeout_s):
+        return
+    try:
+        await api.abort()
+    except EngineError as error:
+        raise PinFailed(PinStage.DRAIN, f"cannot abort running requests: {error}") from error
+    if not await slots.wait_idle(ABORT_TIMEOUT_S):
+        raise PinFailed(
+            PinStage.DRAIN,
+            f"{slots.in_flight} requests still run {ABORT_TIMEOUT_S:g} s after they were aborted",
+        )
+
+
+async def load_and_prove(
+    api: EngineAPI,
+    target: PinTarget,
+    *,
+    engine: str,
+    load_format: str,
+    load_timeout_s: float,
+    checksums: Checksums,
+) -> Proof:
+    """Load ``target`` into a drained engine and prove it; raises PinFailed.
+
+    ``load_timeout_s`` holds for the load and again for the checksum.
+    """
+    version = new_weight_version(target)
+    stage = PinStage.LOAD
+    try:
+        await api.update_weights(str(target.directory), version, load_format, load_timeout_s)
+        stage = PinStage.READ_BACK
+        served = (await api.model_info()).get("weight_version")
+        if served != version:
+            raise PinFailed(stage, f"the engine says it serves {served!r} instead of {version!r}")
+        stage = PinStage.CHECKSUM
+        checksum = await api.weights_checksum(load_timeout_s)
+        checksums.check(target.digest, checksum)
+        stage = PinStage.CANARY
+        await _canary(api, version)
+    except EngineError as error:
+        raise PinFailed(stage, str(error)) from error
+    checksums.learn(target.digest, checksum, engine)
+    return Proof(weight_version=version, checksum=checksum)
+
+
+async def _canary(api: EngineAPI, version: str) -> None:
+    """Generate from a fixed prompt; the answer must be finite and of the new weights."""
+    sampling = {"temperature": 0.0, "max_new_tokens": CANARY_TOKENS, "ignore_eos": True}
+    answers = await api.generate(
+        [CANARY_IDS], [sampling], [f"canary/{version}/"], timeout_s=CANARY_TIMEOUT_S, logprobs=True
+    )
+    meta_info = answers[0].get("meta_info") or {}
+    if versions_of(meta_info) != {version}:
+        raise PinFailed(
+            PinStage.CANARY, f"it was answered by {sorted(versions_of(meta_info))}, not {version!r}"
+        )
+    values = [entry[0] for entry in meta_info.get("output_token_logprobs") or []]
+    if len(values) != CANARY_TOKENS:
+        raise PinFailed(
+            PinStage.CANARY, f"{len(values)} of {CANARY_TOKENS} tokens have a log-probability"
+        )
+    bad = [value for value in values if not _is_finite(value)]
+    if bad:
+        raise PinFailed(
+            PinStage.CANARY,
+            f"log-probabilities are not finite ({bad[0]}): NaN or Inf in the weights",
+        )
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def is_gone(directory: Path) -> bool:
+    """Whether the snapshot's directory has vanished (it may, in a root that evald does not own)."""
+    return not directory.is_dir()

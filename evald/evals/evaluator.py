@@ -1,0 +1,87 @@
+"""The evaluator: from a pinned snapshot to the numbers of a point."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from evald.config import Dispatch, Results
+from evald.evals.grading import GradingPool
+from evald.evals.point_run import PointResult, PointRun
+from evald.evals.preparation import Preparation, PreparedPoint
+from evald.evals.set_run import SetResult
+from evald.evals.sets import LoadedSet
+from evald.point import EvalPoint
+from evald.postures.contract import Pin, Posture
+from evald.results.modes import Modes
+from evald.results.samples import SampleJournal, point_samples_dir
+from evald.status.view import SetView
+
+__all__ = ["Evaluator", "PointResult", "PreparedPoint", "SetResult"]
+
+
+class Evaluator:
+    """Evaluates points, one after another, while later ones are prepared."""
+
+    def __init__(
+        self, sets: list[LoadedSet], *, dispatch: Dispatch, results: Results, model_dir: Path
+    ) -> None:
+        self._sample_timeout_s = dispatch.sample_timeout_s
+        self._results_dir = Path(results.dir)
+        self._modes = Modes.of(results)
+        self._preparation = Preparation(sets, model_dir)
+        self._preparing = asyncio.Lock()
+        needs_math = any(one.eval_set.grader.endswith("math") for one in sets)
+        self._grading = GradingPool(preload_math=needs_math)
+        self._running: PointRun | None = None
+
+    async def prepare(self, point: EvalPoint) -> PreparedPoint:
+        """Make token ids of all prompts, and read what is needed of the snapshot but its weights.
+
+        Encodes only for a tokenizer or template that is new. Raises InvalidSnapshot,
+        SnapshotGone, or EvalSkip "crashed" when the base model's tokenizer cannot be used.
+        """
+        async with self._preparing:
+            return await asyncio.to_thread(self._preparation.prepare, point)
+
+    async def evaluate(
+        self,
+        prepared: PreparedPoint,
+        pin: Pin,
+        posture: Posture,
+        *,
+        on_set: Callable[[SetResult], Awaitable[None]],
+        deadline: float | None = None,
+    ) -> PointResult:
+        """Ask all questions of all sets, and grade the answers.
+
+        ``on_set`` is awaited with each set as soon as it is done. At ``deadline`` (in the loop's
+        time) what is outstanding is cancelled and counts as timed out, and the result is what
+        there is. Samples of the same snapshot and config that an earlier life of the point has
+        scored are taken from the journal. Raises Unhealthy when no engine serves the point any
+        more, and LedgerError when samples cannot be written; cancellation leaves valid journals.
+        """
+        samples_dir = point_samples_dir(self._results_dir, prepared.point.key)
+        run = PointRun(
+            prepared,
+            pin,
+            posture,
+            grading=self._grading,
+            open_journal=lambda name: SampleJournal(samples_dir, name, modes=self._modes),
+            sample_timeout_s=self._sample_timeout_s,
+            on_set=on_set,
+        )
+        self._running = run
+        try:
+            return await run.run(deadline)
+        finally:
+            self._running = None
+
+    def view(self) -> list[SetView]:
+        """Progress of the running point's sets; empty when none runs."""
+        return [] if self._running is None else self._running.view()
+
+    async def close(self) -> None:
+        """End the grader processes; none is left afterwards."""
+        await self._grading.close()

@@ -1,0 +1,253 @@
+"""A point on the engines: questions of all its sets go out, answers are graded as they come."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack, suppress
+from typing import Any
+
+import msgspec
+
+from evald.errors import EvaldError, EvalSkip, GenerationFailed
+from evald.evals.graders import GraderFailed
+from evald.evals.grading import GradingPool
+from evald.evals.metrics import Status
+from evald.evals.preparation import PreparedPoint
+from evald.evals.sampling import sampling_for
+from evald.evals.set_run import SetResult, SetRun, Unasked
+from evald.postures.contract import GenerateRequest, Generation, Pin, Posture
+from evald.results.records import Counts
+from evald.results.samples import FLUSH_INTERVAL_S, SampleJournal
+from evald.status.view import SetView
+
+#: questions whose answers wait for a grader; beyond them no new request is sent.
+_MAX_UNGRADED = 64
+
+#: how often the capacity of the engines is looked at while all of it is in use.
+_CAPACITY_CHECK_S = 0.5
+
+
+class PointResult(msgspec.Struct, frozen=True):
+    """Everything that evaluating a point found out."""
+
+    counts: Counts
+    metrics: dict[str, float]
+    #: that answered samples of the point, also before it was resumed.
+    engines: list[str]
+    weight_versions: list[str]
+    provenance: dict[str, Any]
+    #: the first sample without a score, in words; empty without one.
+    problem: str = ""
+
+
+class PointRun:
+    """Evaluates one prepared point, once; ``open_journal`` gives the journal of a set by name."""
+
+    def __init__(
+        self,
+        prepared: PreparedPoint,
+        pin: Pin,
+        posture: Posture,
+        *,
+        grading: GradingPool,
+        open_journal: Callable[[str], SampleJournal],
+        sample_timeout_s: float,
+        on_set: Callable[[SetResult], Awaitable[None]],
+    ) -> None:
+        self._prepared = prepared
+        self._pin = pin
+        self._posture = posture
+        self._grading = grading
+        self._sample_timeout_s = sample_timeout_s
+        self._on_set = on_set
+        digest = pin.target.digest
+        self._sets = [SetRun(one, digest, open_journal(one.loaded.name)) for one in prepared.sets]
+        self._slots = _Slots(posture.capacity)
+        self._ungraded = asyncio.Semaphore(_MAX_UNGRADED)
+        self._results: dict[str, SetResult] = {}
+        self._timers: list[asyncio.TimerHandle] = []
+
+    async def run(self, deadline: float | None) -> PointResult:
+        """Ask, grade and record every sample; ``deadline`` is in the loop's time.
+
+        At the deadline outstanding requests are cancelled and count as timed out. Raises what the
+        posture raises (Unhealthy), LedgerError, and what ``on_set`` raises. Whatever ends it, what
+        was finished is in the journals.
+        """
+        with ExitStack() as stack:
+            for one in self._sets:
+                stack.callback(one.close)
+            stack.callback(self._stop_timers)
+            if deadline is not None:
+                self._timers.append(asyncio.get_running_loop().call_at(deadline, self._expire))
+            try:
+                await self._run_all()
+            except ExceptionGroup as group:
+                task = asyncio.current_task()
+                if task is not None and task.cancelling():
+                    # a stop of the daemon is not the point's end, whatever else went wrong
+                    raise asyncio.CancelledError from group
+                error = _error_of(group)
+                if error is None:
+                    raise
+                raise error from None
+        return self._result()
+
+    def view(self) -> list[SetView]:
+        """Progress of the sets, in the order of the config."""
+        return [one.view() for one in self._sets]
+
+    async def _run_all(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            flusher = group.create_task(self._flush(), name="flush samples")
+            finishers = [
+                group.create_task(self._finish(one), name=f"finish {one.name}")
+                for one in self._sets
+            ]
+            for one in self._sets:
+                await self._feed(one, group)
+            for task in finishers:
+                await task
+            flusher.cancel()
+
+    async def _feed(self, one: SetRun, group: asyncio.TaskGroup) -> None:
+        """Start a task for each question of a set, as many at a time as the engines can take."""
+        loop = asyncio.get_running_loop()
+        await asyncio.to_thread(one.resume)
+        for question in one.left():
+            lease = await self._slots.take(len(question.samples))
+            if one.expired:
+                lease.give_back()
+                break
+            if one.started_s is None:
+                one.started_s = loop.time()
+                if one.eval_set.set_deadline_s is not None:
+                    timer = loop.call_later(one.eval_set.set_deadline_s, one.expire)
+                    self._timers.append(timer)
+            task = group.create_task(
+                self._ask(one, question, lease), name=f"{one.name} question {question.index}"
+            )
+            # a task that is cancelled before its first step cannot do it itself
+            task.add_done_callback(lease.give_back)
+            one.watch(task)
+        one.all_fed()
+
+    async def _ask(self, one: SetRun, question: Unasked, lease: _Lease) -> None:
+        """One question: its request, then its grades while the engines answer others."""
+        request = GenerateRequest(
+            input_ids=list(question.input_ids),
+            sampling=sampling_for(one.eval_set, question.id, question.samples),
+            rid=f"evald-{uuid.uuid4().hex}",
+            timeout_s=self._sample_timeout_s,
+        )
+        try:
+            answers = await self._posture.generate(self._pin, request)
+        except GenerationFailed as failed:
+            status: Status = "timeout" if failed.kind == "timeout" else "error"
+            one.failed(question.index, question.samples, status, failed.detail)
+            return
+        async with self._ungraded:
+            lease.give_back()
+            for sample, answer in zip(question.samples, answers, strict=True):
+                await self._grade(one, question.index, sample, answer)
+
+    async def _grade(self, one: SetRun, index: int, sample: int, answer: Generation) -> None:
+        label = one.prepared.loaded.questions[index].label
+        timeout_s = one.eval_set.grader_timeout_s
+        try:
+            grade = await self._grading.grade(one.rules, answer.text, label, timeout_s=timeout_s)
+        except GraderFailed as failed:
+            one.ungraded(index, sample, answer, str(failed))
+        else:
+            one.graded(index, sample, answer, grade)
+
+    async def _finish(self, one: SetRun) -> None:
+        await one.done.wait()
+        now_s = asyncio.get_running_loop().time()
+        result = await asyncio.to_thread(one.result, now_s)
+        await asyncio.to_thread(one.close)
+        self._results[one.name] = result
+        await self._on_set(result)
+
+    async def _flush(self) -> None:
+        """Let no finished sample wait in memory for the next one."""
+        while True:
+            await asyncio.sleep(FLUSH_INTERVAL_S)
+            for one in self._sets:
+                await asyncio.to_thread(one.flush)
+
+    def _expire(self) -> None:
+        for one in self._sets:
+            one.expire()
+
+    def _stop_timers(self) -> None:
+        for timer in self._timers:
+            timer.cancel()
+
+    def _result(self) -> PointResult:
+        results = [self._results[one.name] for one in self._sets]
+        metrics: dict[str, float] = {}
+        for result in results:
+            metrics |= result.metrics
+        return PointResult(
+            counts=sum((result.counts for result in results), Counts()),
+            metrics=metrics,
+            engines=sorted(set().union(*(one.engines for one in self._sets))),
+            weight_versions=sorted(set().union(*(one.weight_versions for one in self._sets))),
+            provenance=self._prepared.provenance,
+            problem=next((f"{s.name}: {s.problem}" for s in self._sets if s.problem), ""),
+        )
+
+
+class _Slots:
+    """Samples in flight, kept within a capacity that may change at any time."""
+
+    def __init__(self, capacity: Callable[[], int]) -> None:
+        self._capacity = capacity
+        self._used = 0
+        self._freed = asyncio.Event()
+
+    async def take(self, count: int) -> _Lease:
+        """Wait until ``count`` more fit in; more than fit at all get in alone."""
+        while self._used and self._used + count > self._capacity():
+            self._freed.clear()
+            # capacity that grew wakes nobody
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_CAPACITY_CHECK_S):
+                    await self._freed.wait()
+        self._used += count
+        return _Lease(self, count)
+
+    def give_back(self, count: int) -> None:
+        """Make room."""
+        self._used -= count
+        self._freed.set()
+
+
+class _Lease:
+    """Slots that one question holds; given back once, by whoever comes first."""
+
+    def __init__(self, slots: _Slots, count: int) -> None:
+        self._slots = slots
+        self._count = count
+
+    def give_back(self, _task: object = None) -> None:
+        """Give the slots back."""
+        if self._count:
+            self._slots.give_back(self._count)
+            self._count = 0
+
+
+def _error_of(group: ExceptionGroup) -> EvaldError | None:
+    """Give the one error that ends the point; None when there is a bug among them."""
+    expected, bugs = group.split(EvaldError)
+    if bugs is not None or expected is None:
+        return None
+    # a ledger that cannot be written is worse than engines that do not serve
+    _, worse = expected.split(EvalSkip)
+    error: BaseException = worse or expected
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error if isinstance(error, EvaldError) else None

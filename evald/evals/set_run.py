@@ -1,0 +1,291 @@
+"""One eval set of a running point: what is left to ask, what came back, what it comes to."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import msgspec
+import structlog
+
+from evald.errors import LedgerError
+from evald.evals.graders import Grade, Rules
+from evald.evals.metrics import SampleOutcome, Status, repeats, set_metrics
+from evald.evals.preparation import PreparedSet
+from evald.evals.sets import Question
+from evald.postures.contract import Generation
+from evald.results.records import Counts
+from evald.results.samples import SampleJournal, SampleRecord
+from evald.status.view import SetView
+
+log = structlog.get_logger(__name__)
+
+#: failures of one set that are logged; all of them are counted.
+_MAX_LOGGED = 5
+
+
+class SetResult(msgspec.Struct, frozen=True):
+    """An eval set that is done."""
+
+    name: str
+    counts: Counts
+    #: from its first request to its last grade.
+    seconds: float
+    #: flat, under their full names.
+    metrics: dict[str, float]
+
+
+class Unasked(msgspec.Struct, frozen=True):
+    """A question to ask, with the numbers of the samples that are missing."""
+
+    #: position in the set.
+    index: int
+    id: str
+    input_ids: array[int]
+    samples: list[int]
+
+
+class SetRun:
+    """State of one set: finished samples go to the journal, and only numbers of them stay here.
+
+    ``done`` is set when every question was fed and every task of it has ended.
+    """
+
+    def __init__(self, prepared: PreparedSet, digest: str, journal: SampleJournal) -> None:
+        self.prepared = prepared
+        self.eval_set = prepared.loaded.eval_set
+        self.rules = Rules.of(self.eval_set)
+        self.done = asyncio.Event()
+        self.expired = False
+        self.started_s: float | None = None
+        self.engines: set[str] = set()
+        self.weight_versions: set[str] = set()
+        #: the first failure, in words; empty without one.
+        self.problem = ""
+        self._digest = digest
+        self._journal = journal
+        self._outcomes: list[SampleOutcome] = []
+        self._score_sum = 0.0
+        self._n_failed = 0
+        self._resumed: set[tuple[int, int]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._fed = False
+
+    @property
+    def name(self) -> str:
+        """Name of the eval set."""
+        return self.eval_set.name
+
+    def resume(self) -> None:
+        """Take in what an earlier life of the point has scored. Blocking; raises LedgerError."""
+        position = {question.id: i for i, question in enumerate(self.prepared.loaded.questions)}
+        with self._writing():
+            records = self._journal.load(self._digest, self.prepared.config_digest)
+        for (question_id, sample), record in records.items():
+            index = position.get(question_id)
+            if index is None or sample >= self.eval_set.n_samples_per_eval_prompt:
+                continue
+            self._resumed.add((index, sample))
+            self._take_in(index, record, resumed=True)
+        if self._resumed:
+            log.info("set_resumes", set=self.name, samples=len(self._resumed))
+
+    def left(self) -> Iterator[Unasked]:
+        """Give the questions to ask; those that cannot be asked are counted as errors."""
+        for index, prompt in enumerate(self.prepared.prompts):
+            samples = [
+                sample
+                for sample in range(self.eval_set.n_samples_per_eval_prompt)
+                if (index, sample) not in self._resumed
+            ]
+            if not samples:
+                continue
+            if isinstance(prompt, str):
+                self.failed(index, samples, "error", prompt)
+            else:
+                yield Unasked(index, self._question(index).id, prompt, samples)
+
+    # --- the tasks of the set ------------------------------------------------------------------
+
+    def watch(self, task: asyncio.Task[None]) -> None:
+        """Belong to this set: the task counts for ``done`` and ends when the set expires."""
+        self._tasks.add(task)
+        task.add_done_callback(self._task_ended)
+
+    def all_fed(self) -> None:
+        """No task will be added any more."""
+        self._fed = True
+        self._settle()
+
+    def expire(self) -> None:
+        """Out of time: what is outstanding is cancelled, and counts as timed out."""
+        if not self.expired and not self.done.is_set():
+            self.expired = True
+            log.warning("set_out_of_time", set=self.name, outstanding=len(self._tasks))
+            for task in self._tasks:
+                task.cancel()
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._settle()
+
+    def _settle(self) -> None:
+        if self._fed and not self._tasks:
+            self.done.set()
+
+    # --- samples -------------------------------------------------------------------------------
+
+    def graded(self, index: int, sample: int, generation: Generation, grade: Grade) -> None:
+        """Take in a scored sample; raises LedgerError."""
+        record = self._answered(self._question(index), sample, generation)
+        record.status = "scored"
+        record.score = grade.score
+        record.no_answer = grade.no_answer
+        record.grader_reason = grade.reason
+        self._record(index, record)
+
+    def ungraded(self, index: int, sample: int, generation: Generation, reason: str) -> None:
+        """Take in an answer that the grader could not grade; raises LedgerError."""
+        record = self._answered(self._question(index), sample, generation)
+        record.grader_reason = reason
+        self._failure(record, reason)
+        self._record(index, record)
+
+    def failed(self, index: int, samples: list[int], status: Status, reason: str) -> None:
+        """Take in samples that have no answer; raises LedgerError."""
+        question = self._question(index)
+        for sample in samples:
+            record = SampleRecord(
+                question=question.id,
+                sample=sample,
+                digest=self._digest,
+                config=self.prepared.config_digest,
+                status=status,
+                reference=question.label,
+                grader_reason=reason,
+            )
+            self._failure(record, reason)
+            self._record(index, record)
+
+    def _question(self, index: int) -> Question:
+        return self.prepared.loaded.questions[index]
+
+    def _answered(self, question: Question, sample: int, generation: Generation) -> SampleRecord:
+        return SampleRecord(
+            question=question.id,
+            sample=sample,
+            digest=self._digest,
+            config=self.prepared.config_digest,
+            status="grader_error",
+            truncated=generation.finish_reason == "length",
+            finish_reason=generation.finish_reason,
+            response=generation.text,
+            n_tokens=len(generation.output_ids),
+            reference=question.label,
+            engine=generation.engine,
+            weight_version=generation.weight_version,
+            latency_s=round(generation.latency_s, 6),
+        )
+
+    def _failure(self, record: SampleRecord, reason: str) -> None:
+        self._n_failed += 1
+        self.problem = self.problem or f"question {record.question} ({record.status}): {reason}"
+        if self._n_failed <= _MAX_LOGGED:
+            log.warning(
+                "sample_failed",
+                set=self.name,
+                question=record.question,
+                sample=record.sample,
+                status=record.status,
+                reason=reason,
+            )
+
+    def _record(self, index: int, record: SampleRecord) -> None:
+        with self._writing():
+            self._journal.append(record)
+        self._take_in(index, record, resumed=False)
+
+    def _take_in(self, index: int, record: SampleRecord, *, resumed: bool) -> None:
+        answered = record.status in {"scored", "grader_error"}
+        # one text for all samples of an engine, not one for each
+        version = sys.intern(record.weight_version)
+        if answered:
+            self.engines.add(record.engine)
+            self.weight_versions.add(version)
+        score = record.score or 0.0
+        self._score_sum += score
+        self._outcomes.append(
+            SampleOutcome(
+                question=index,
+                status=record.status,
+                score=score,
+                no_answer=record.no_answer,
+                truncated=record.truncated,
+                n_tokens=record.n_tokens if answered else None,
+                repeats=repeats(record.response),
+                weight_version=version,
+                resumed=resumed,
+            )
+        )
+
+    # --- results -------------------------------------------------------------------------------
+
+    def counts(self) -> Counts:
+        """Count all samples of the set; one without an outcome was cut by a deadline."""
+        counts = Counts(n_total=self.prepared.loaded.n_samples)
+        for outcome in self._outcomes:
+            match outcome.status:
+                case "scored":
+                    counts.n_scored += 1
+                    counts.n_truncated += outcome.truncated
+                    counts.n_no_answer += outcome.no_answer
+                    counts.n_resumed += outcome.resumed
+                case "error":
+                    counts.n_error += 1
+                case "grader_error":
+                    counts.n_grader_error += 1
+                case "timeout":
+                    counts.n_timeout += 1
+        counts.n_timeout += counts.n_total - len(self._outcomes)
+        return counts
+
+    def result(self, now_s: float) -> SetResult:
+        """Compute the set's result. CPU work: for a thread, once ``done`` is set."""
+        metrics = set_metrics(
+            self.name,
+            len(self.prepared.prompts),
+            self.eval_set.n_samples_per_eval_prompt,
+            self._outcomes,
+            self._digest,
+        )
+        seconds = 0.0 if self.started_s is None else now_s - self.started_s
+        return SetResult(self.name, self.counts(), round(seconds, 6), metrics)
+
+    def view(self) -> SetView:
+        """Progress so far; the score counts failed samples as 0, as the headline will."""
+        done = len(self._outcomes)
+        score = self._score_sum / done if done else None
+        return SetView(name=self.name, done=done, total=self.prepared.loaded.n_samples, score=score)
+
+    def flush(self) -> None:
+        """Hand finished samples to the operating system. Blocking; raises LedgerError."""
+        with self._writing():
+            self._journal.flush()
+
+    def close(self) -> None:
+        """Flush and close the journal. Blocking; raises LedgerError."""
+        with self._writing():
+            self._journal.close()
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise LedgerError(
+                f"cannot keep samples in {self._journal.path}: {error.strerror}; make room, or "
+                "correct the rights, in results.dir"
+            ) from error

@@ -1,0 +1,177 @@
+"""Requests find an engine of their point's digest, and answers of other weights never count."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import msgspec
+import structlog
+
+from evald.engines.api import EngineBusy, EngineError, EngineRejected, EngineUnreachable
+from evald.engines.engine import Engine
+from evald.engines.pin import versions_of
+from evald.engines.state import State
+from evald.errors import GenerationFailed, Unhealthy
+from evald.postures.campaign import Campaign
+from evald.postures.changes import Changes
+from evald.postures.contract import GenerateRequest, Generation
+
+log = structlog.get_logger(__name__)
+
+#: between two attempts on one request: doubles from the first to the last.
+FIRST_RETRY_S = 0.05
+MAX_RETRY_S = 2.0
+#: answers that are none (500, no JSON) before the request fails.
+MAX_ERRORS = 3
+#: finish reasons of a complete answer.
+COMPLETE = frozenset({"stop", "length"})
+
+
+class _Progress(msgspec.Struct):
+    """One request under way: its answers so far, and what went wrong last."""
+
+    request: GenerateRequest
+    answers: list[Generation | None]
+    attempt: int = 0
+    errors: int = 0
+    trouble: str = "no engine was free"
+    avoid: Engine | None = None
+
+    def missing(self) -> list[int]:
+        return [number for number, answer in enumerate(self.answers) if answer is None]
+
+
+class Router:
+    """Sends each request to the least loaded verified engine, and again until it is answered."""
+
+    def __init__(self, engines: list[Engine], changes: Changes, *, alive_timeout_s: float) -> None:
+        self._engines = engines
+        self._changes = changes
+        self._alive_timeout_s = alive_timeout_s
+
+    async def generate(self, campaign: Campaign, request: GenerateRequest) -> list[Generation]:
+        """Fulfil ``Posture.generate`` for the point of ``campaign``."""
+        progress = _Progress(request, [None] * len(request.sampling))
+        deadline = time.monotonic() + request.timeout_s
+        try:
+            async with asyncio.timeout(request.timeout_s):
+                while missing := progress.missing():
+                    if progress.attempt:
+                        wait_s = FIRST_RETRY_S * 2.0 ** min(progress.attempt - 1, 10)
+                        await asyncio.sleep(min(wait_s, MAX_RETRY_S))
+                    progress.attempt += 1
+                    engine = await self._admit(campaign, len(missing), progress.avoid)
+                    await self._attempt(campaign, engine, progress, missing, deadline)
+        except TimeoutError as error:
+            raise GenerationFailed(
+                "timeout",
+                f"no complete answer within {request.timeout_s:g} s after "
+                f"{progress.attempt} attempts; last: {progress.trouble}",
+            ) from error
+        return [answer for answer in progress.answers if answer is not None]
+
+    async def _admit(self, campaign: Campaign, count: int, avoid: Engine | None) -> Engine:
+        """Wait for a verified engine with room, and take ``count`` places on it."""
+        while True:
+            ticket = self._changes.ticket()
+            if campaign.closed:
+                raise GenerationFailed("error", "the point has ended")
+            serving = [engine for engine in self._engines if engine.serves(campaign.order)]
+            # an engine that just failed this request is the last choice, not none
+            serving.sort(key=lambda e: (e is avoid, e.slots.in_flight / e.slots.limit))
+            for engine in serving:
+                if engine.slots.fits(count):
+                    engine.slots.enter(count)
+                    return engine
+            wait_s = self._alive_timeout_s
+            if not serving:
+                wait_s -= time.monotonic() - (campaign.down_since or time.monotonic())
+                self._give_up_when_hopeless(campaign, wait_s)
+            await self._changes.wait(ticket, wait_s)
+
+    def _give_up_when_hopeless(self, campaign: Campaign, wait_s: float) -> None:
+        if campaign.gone:
+            raise Unhealthy(f"no engine serves the snapshot any more: {campaign.gone.detail}")
+        if all(engine.state is State.QUARANTINED for engine in self._engines):
+            raise Unhealthy("no engine serves the snapshot any more: all are quarantined")
+        if wait_s <= 0:
+            raise Unhealthy(
+                f"no engine has served the snapshot for {self._alive_timeout_s:g} s; "
+                "look into the engines' logs"
+            )
+
+    async def _attempt(
+        self,
+        campaign: Campaign,
+        engine: Engine,
+        progress: _Progress,
+        missing: list[int],
+        deadline: float,
+    ) -> None:
+        """Ask one engine for what is missing; fills in what it answered."""
+        request = progress.request
+        # SGLang aborts by prefix: the closing slash keeps sample 1 apart from sample 10
+        rids = [f"{request.rid}/{progress.attempt}/{number}/" for number in missing]
+        began = time.monotonic()
+        progress.avoid = engine
+        answered = False
+        try:
+            raw = await engine.connected_api().generate(
+                [request.input_ids] * len(missing),
+                [request.sampling[number] for number in missing],
+                rids,
+                timeout_s=max(deadline - began, 1.0),
+            )
+            answered = True
+        except EngineRejected as error:
+            answered = True
+            raise GenerationFailed("rejected", str(error)) from error
+        except (EngineUnreachable, EngineBusy) as error:
+            progress.trouble = f"{engine.name}: {error}"
+            return
+        except EngineError as error:
+            progress.trouble = f"{engine.name}: {error}"
+            progress.errors += 1
+            if progress.errors >= MAX_ERRORS:
+                raise GenerationFailed("error", progress.trouble) from error
+            return
+        finally:
+            engine.slots.leave(len(missing))
+            if not answered:
+                engine.abort_soon(rids)
+        engine.answered()
+        latency_s = time.monotonic() - began
+        for number, answer in zip(missing, raw, strict=True):
+            void = self._void(campaign, engine, answer)
+            if void:
+                progress.trouble = f"{engine.name}: {void}"
+            else:
+                progress.answers[number] = _generation(answer, engine.name, latency_s)
+
+    def _void(self, campaign: Campaign, engine: Engine, answer: dict[str, Any]) -> str:
+        """Say why an answer does not count; empty when it does."""
+        meta_info = answer.get("meta_info") or {}
+        reason = (meta_info.get("finish_reason") or {}).get("type")
+        if reason not in COMPLETE:
+            return f"the answer ended with {reason!r}"
+        versions = versions_of(meta_info)
+        if not versions or not versions <= campaign.versions:
+            detail = f"an answer came from weights {sorted(versions)}, not of the pin"
+            log.error("foreign_weights", engine=engine.name, versions=sorted(versions))
+            engine.distrust(detail)
+            return detail
+        return ""
+
+
+def _generation(answer: dict[str, Any], engine: str, latency_s: float) -> Generation:
+    meta_info = answer["meta_info"]
+    return Generation(
+        output_ids=list(answer["output_ids"]),
+        text=answer.get("text", ""),
+        finish_reason=meta_info["finish_reason"]["type"],
+        weight_version=meta_info["weight_version"],
+        engine=engine,
+        latency_s=latency_s,
+    )

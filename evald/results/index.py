@@ -1,0 +1,132 @@
+"""What the ledger says about points: kept in memory, fed with every record in order."""
+
+from __future__ import annotations
+
+import msgspec
+
+from evald.point import Kind, Outcome, PointKey
+from evald.results.records import Accepted, Alert, AnyRecord, PointRecord, RunEnd, SetRecord
+
+
+class PointState(msgspec.Struct, kw_only=True):
+    """What is known of one point; ``outcome`` is None until its terminal record is there."""
+
+    key: PointKey
+    directory: str = ""
+    fingerprint: str = ""
+    digest: str | None = None
+    size_bytes: int = 0
+    final: bool = False
+    owned: bool = True
+    outcome: Outcome | None = None
+    #: seq of the terminal record; 0 while there is none.
+    end_seq: int = 0
+    #: record ids of its set records, in order.
+    set_ids: list[str] = msgspec.field(default_factory=list)
+
+
+class PointIndex:
+    """Every point of the ledger, by key, by step and in order of acceptance.
+
+    A record that repeats a ``record_id`` replaces what was known (readers upsert): applying a
+    ledger twice gives the same index as applying it once.
+    """
+
+    def __init__(self) -> None:
+        self._points: dict[PointKey, PointState] = {}
+        self._by_step: dict[tuple[str, Kind, int], list[PointState]] = {}
+        self._newest_step: dict[str, int] = {}
+        self._ended_runs: set[str] = set()
+
+    def apply(self, record: AnyRecord) -> None:
+        """Take in one record."""
+        match record:
+            case Accepted():
+                self._accept(record)
+            case SetRecord():
+                state = self._state(point_key(record))
+                if record.record_id not in state.set_ids:
+                    state.set_ids.append(record.record_id)
+            case PointRecord():
+                self._end(record)
+            case RunEnd():
+                self._ended_runs.add(record.run)
+            case Alert():
+                pass
+
+    def _accept(self, record: Accepted) -> None:
+        key = point_key(record)
+        if key not in self._points:
+            # a run that goes on after its end (the trainer was resumed) is not over any more
+            self._ended_runs.discard(key.run)
+        state = self._state(key)
+        state.directory = record.directory
+        state.fingerprint = record.fingerprint
+        state.digest = record.digest or state.digest
+        state.size_bytes = record.size_bytes
+        state.final = record.final
+        state.owned = record.owned
+
+    def _end(self, record: PointRecord) -> None:
+        state = self._state(point_key(record))
+        state.directory = record.directory or state.directory
+        state.fingerprint = record.fingerprint or state.fingerprint
+        state.digest = record.digest or state.digest
+        state.outcome = record.outcome
+        state.end_seq = record.seq
+
+    def _state(self, key: PointKey) -> PointState:
+        """Return the state of ``key``, made on first sight.
+
+        A terminal record may come without an acceptance (a trainer-side skip).
+        """
+        state = self._points.get(key)
+        if state is None:
+            state = self._points[key] = PointState(key=key)
+            siblings = self._by_step.setdefault((key.run, key.kind, key.step), [])
+            siblings.append(state)
+            siblings.sort(key=lambda sibling: sibling.key.revision)
+            if key.kind is Kind.STEP:
+                newest = self._newest_step.get(key.run, key.step)
+                self._newest_step[key.run] = max(newest, key.step)
+        return state
+
+    def get(self, key: PointKey) -> PointState | None:
+        """Return what is known of ``key``."""
+        return self._points.get(key)
+
+    def revisions(self, run: str, step: int, kind: Kind = Kind.STEP) -> list[PointState]:
+        """Return the points of one step, lowest revision first."""
+        return list(self._by_step.get((run, kind, step), ()))
+
+    def open_points(self) -> list[PointState]:
+        """Return the points that have not ended, in order of acceptance."""
+        return [state for state in self._points.values() if state.outcome is None]
+
+    def ended_points(self) -> list[PointState]:
+        """Return the points that have ended, in order of their end."""
+        ended = [state for state in self._points.values() if state.outcome is not None]
+        return sorted(ended, key=lambda state: state.end_seq)
+
+    def outcome_counts(self) -> dict[str, int]:
+        """Return how many points ended in each outcome; every outcome is a key."""
+        counts = {outcome.value: 0 for outcome in Outcome}
+        for state in self._points.values():
+            if state.outcome is not None:
+                counts[state.outcome.value] += 1
+        return counts
+
+    def newest_step(self, run: str) -> int | None:
+        """Return the highest training step known of ``run``."""
+        return self._newest_step.get(run)
+
+    def run_ended(self, run: str) -> bool:
+        """Tell whether ``run`` has a ``run_end`` record that no newer point followed."""
+        return run in self._ended_runs
+
+
+def point_key(record: Accepted | SetRecord | PointRecord) -> PointKey:
+    """Return the key of the point that ``record`` is about."""
+    return PointKey(
+        run=record.run, step=record.step, revision=record.revision, kind=Kind(record.kind)
+    )

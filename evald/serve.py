@@ -1,0 +1,45 @@
+"""What ``evald run`` does after the config has been read: logging, preflight, event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import structlog
+import uvloop
+
+from evald.config import Config
+from evald.daemon import Daemon
+from evald.errors import EvaldError
+from evald.log import configure_logging
+from evald.preflight import preflight
+
+log = structlog.get_logger(__name__)
+
+
+def serve(config: Config, *, exit_on_run_end: bool, log_level: str) -> int:
+    """Run the daemon; returns its exit code."""
+    configure_logging(log_level)
+    checked = preflight(config)
+    for note in checked.notes:
+        log.info("preflight", note=note)
+
+    async def main() -> None:
+        await Daemon(config, checked, exit_on_run_end=exit_on_run_end).run()
+
+    failed = False
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(main())
+    except* EvaldError as group:
+        failed = True
+        for error in _leaves(group):
+            print(f"evald: {error}", file=sys.stderr)  # noqa: T201 (the last word to a person)
+    return 1 if failed else 0
+
+
+def _leaves(group: BaseExceptionGroup[EvaldError]) -> list[BaseException]:
+    leaves: list[BaseException] = []
+    for error in group.exceptions:
+        leaves += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
+    return leaves

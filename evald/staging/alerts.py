@@ -1,0 +1,66 @@
+"""What a person should know about the staging root, told once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+
+import structlog
+
+from evald.staging.rights import closed_folder, deletable
+
+log = structlog.get_logger(__name__)
+
+#: hears an alert's name and its one sentence.
+Alerting = Callable[[str, str], Awaitable[None]]
+
+
+class Alerts:
+    """Logs each fault once, and passes on the ones that belong into the ledger."""
+
+    def __init__(self, on_alert: Alerting | None) -> None:
+        self._on_alert = on_alert
+        self._told: set[object] = set()
+
+    def warn_once(self, event: str, detail: str, *, about: object = None) -> None:
+        """Log a warning the first time that ``event`` is ``about`` this."""
+        told = event if about is None else (event, about)
+        if told not in self._told:
+            self._told.add(told)
+            log.warning(event, detail=detail)
+
+    def forget(self, event: str) -> None:
+        """Let ``event`` be told again: it is over."""
+        self._told.discard(event)
+
+    def test_rights(self, directory: Path, tasks: asyncio.TaskGroup) -> None:
+        """Ask on the first snapshot whether evald may delete it."""
+        if "rights" not in self._told:
+            self._told.add("rights")
+            tasks.create_task(self._test_rights(directory), name="staging rights")
+
+    def tell_closed(self, directories: Iterable[Path], tasks: asyncio.TaskGroup) -> None:
+        """Tell of directories in which evald may not look for the marker."""
+        for directory in directories:
+            if directory not in self._told:
+                self._told.add(directory)
+                tasks.create_task(self._tell_closed(directory), name="staging alert")
+
+    async def _test_rights(self, directory: Path) -> None:
+        fault = await asyncio.to_thread(deletable, directory, with_entry=True)
+        if fault is not None:
+            await self._alert("snapshot_not_deletable", fault)
+
+    async def _tell_closed(self, directory: Path) -> None:
+        try:
+            sentence = await asyncio.to_thread(closed_folder, directory)
+        except FileNotFoundError:
+            self._told.discard(directory)
+        else:
+            await self._alert("snapshot_closed", sentence)
+
+    async def _alert(self, name: str, detail: str) -> None:
+        log.warning(name, detail=detail)
+        if self._on_alert is not None:
+            await self._on_alert(name, detail)

@@ -1,0 +1,179 @@
+"""A snapshot on its way to its offer, and the reading that it takes."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import msgspec
+
+from evald.config import Staging
+from evald.errors import InvalidSnapshot, SnapshotGone
+from evald.point import EvalPoint, Kind, PointKey, Snapshot
+from evald.staging.digest import content_digest, fingerprint
+from evald.staging.manifest import Manifest, read_manifest
+from evald.staging.scan import FoundSnapshot, Identity, Layout
+from evald.staging.validate import BaseModel, told, validate
+
+#: up to here the digest is made before acceptance; above only if somebody asked for it.
+_INLINE_BYTES = 32 << 20
+
+
+class Candidate(msgspec.Struct, kw_only=True):
+    """One directory in one state, looked at but not yet offered."""
+
+    run: str
+    step: int
+    kind: Kind
+    directory: Path
+    owned: bool
+    #: of directory and marker, as the scan saw them; empty for a directory that was asked for.
+    identity: Identity = ()
+    marker_time: float = 0.0
+    fingerprint: str = ""
+    size_bytes: int = 0
+    manifest: Manifest = msgspec.field(default_factory=Manifest)
+    digest: str | None = None
+    #: one sentence: why no engine may see it.
+    fault: str = ""
+    #: file to remove once the point is in the ledger.
+    request: Path | None = None
+
+    def point(self, key: PointKey) -> EvalPoint:
+        """Make it the point ``key``."""
+        return EvalPoint(
+            key,
+            Snapshot(
+                run=key.run,
+                step=key.step,
+                kind=key.kind,
+                directory=self.directory,
+                fingerprint=self.fingerprint,
+                size_bytes=self.size_bytes,
+                digest=self.digest,
+                final=self.manifest.final,
+                owned=self.owned,
+                export_s=self.manifest.export_s,
+                stall_s=self.manifest.stall_s,
+                marker_time=self.marker_time,
+            ),
+        )
+
+
+class Reader:
+    """Reads candidates; every method blocks and belongs into a thread."""
+
+    def __init__(self, config: Staging, layout: Layout, run: str, base: BaseModel) -> None:
+        self._config = config
+        self._layout = layout
+        self._run = run
+        self._base = base
+        #: set when nobody waits for digests any more.
+        self.stop = threading.Event()
+
+    def look(self, found: FoundSnapshot) -> Candidate:
+        """Read marker and fingerprint; raises SnapshotGone."""
+        candidate = Candidate(
+            run=found.folder_run or self._run,
+            step=found.step,
+            kind=Kind.STEP,
+            directory=found.directory,
+            owned=self._config.owned,
+            identity=found.identity,
+            marker_time=found.marker_mtime_ns / 1e9,
+        )
+        self.look_again(candidate)
+        try:
+            with told("use snapshot", found.directory):
+                marker = found.directory / self._config.marker
+                candidate.manifest = read_manifest(marker, step=found.step)
+                candidate.run = candidate.manifest.run or candidate.run
+        except InvalidSnapshot as error:
+            candidate.fault = error.detail
+        except FileNotFoundError as error:
+            raise _gone(candidate) from error
+        except OSError as error:
+            candidate.fault = f"cannot read marker {marker}: {error.strerror}; write it with 0644"
+        return candidate
+
+    def look_again(self, candidate: Candidate) -> None:
+        """Take the fingerprint; raises SnapshotGone."""
+        try:
+            candidate.fingerprint, candidate.size_bytes = fingerprint(
+                candidate.directory, self._config.marker
+            )
+        except FileNotFoundError as error:
+            raise _gone(candidate) from error
+
+    def judge(self, candidate: Candidate, *, hashed: bool) -> None:
+        """Validate, and make the digest if it is cheap or ``hashed``; raises SnapshotGone.
+
+        A fault is noted in the candidate. Raises SnapshotGone also when the directory changed.
+        """
+        before = candidate.fingerprint
+        if not candidate.fault and self._config.validation == "full":
+            self._validate(candidate)
+        cheap = candidate.size_bytes <= _INLINE_BYTES or candidate.manifest.is_hashed
+        if not candidate.fault and (cheap or hashed):
+            self.hash(candidate)
+        self.look_again(candidate)
+        if candidate.fingerprint != before:
+            raise SnapshotGone(f"{candidate.directory} changed while it was validated")
+
+    def hash(self, candidate: Candidate) -> None:
+        """Make the digest, and check the manifest's hashes on the way; raises SnapshotGone."""
+        expected = candidate.manifest.files if self._config.validation == "full" else {}
+        try:
+            with told("use snapshot", candidate.directory):
+                candidate.digest = content_digest(
+                    candidate.directory, self._config.marker, expected=expected, stop=self.stop
+                )
+        except InvalidSnapshot as error:
+            candidate.fault = error.detail
+        except FileNotFoundError as error:
+            raise _gone(candidate) from error
+
+    def _validate(self, candidate: Candidate) -> None:
+        directory = candidate.directory
+        if candidate.owned and self._layout.is_linked(directory):
+            candidate.fault = (
+                f"cannot use snapshot {directory}: it is, or lies behind, a symbolic link, and "
+                "evald deletes in this root; move the directory itself here, or set "
+                "staging.owned = false"
+            )
+            return
+        try:
+            validate(
+                directory,
+                self._base,
+                owned=candidate.owned,
+                manifest=candidate.manifest,
+                allow_absent=self._config.allow_absent,
+            )
+        except InvalidSnapshot as error:
+            candidate.fault = error.detail
+        except FileNotFoundError as error:
+            raise _gone(candidate) from error
+
+
+def check_snapshot(config: Staging, directory: Path, base: BaseModel) -> str | None:
+    """Validate one directory outside any root, with or without a marker; None, or the fault."""
+    if config.validation == "off":
+        return None
+    marker = directory / config.marker
+    try:
+        with told("use snapshot", directory):
+            manifest = read_manifest(marker, step=None) if marker.is_file() else Manifest()
+        validate(directory, base, owned=False, manifest=manifest, allow_absent=config.allow_absent)
+        if manifest.is_hashed:
+            with told("use snapshot", directory):
+                content_digest(directory, config.marker, expected=manifest.files)
+    except InvalidSnapshot as error:
+        return error.detail
+    except OSError as error:
+        return f"cannot use snapshot {directory}: {error.strerror}"
+    return None
+
+
+def _gone(candidate: Candidate) -> SnapshotGone:
+    return SnapshotGone(f"cannot read snapshot {candidate.directory}: it, or its marker, vanished")

@@ -1,0 +1,228 @@
+"""What is in the staging root right now: an idempotent look that is cheap enough for every event.
+
+One directory listing for the root and for each run's folder, and one stat for each marker. Hidden
+names are ignored. Content is not read here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from evald.config import Staging
+from evald.staging.manifest import RUN_NAME
+
+_STEP = "{step}"
+#: device, inode, and for a file also its mtime in ns and size: "still the same one".
+Identity = tuple[int, ...]
+
+
+class FoundSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """A directory whose name fits the pattern and whose marker is there."""
+
+    directory: Path
+    step: int
+    #: name of the run's folder; None directly in the root.
+    folder_run: str | None
+    #: of the directory and of its marker.
+    identity: Identity
+    marker_mtime_ns: int
+
+
+class FoundFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A word of the trainer: ``step_41.skip``, ``*.request`` or ``run.end``."""
+
+    kind: Literal["skip", "request", "run_end"]
+    path: Path
+    #: of a skip's name.
+    step: int | None
+    folder_run: str | None
+    identity: Identity
+    mtime_ns: int
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    """All that one scan saw."""
+
+    #: folders in which snapshots can appear -> device, inode; empty without a root.
+    folders: dict[Path, Identity]
+    #: finished snapshots, oldest marker first.
+    marked: list[FoundSnapshot]
+    #: directories (perhaps still to be made) that wait for their marker.
+    unmarked: list[Path]
+    #: directories in which evald may not even look for the marker.
+    closed: list[Path] = []
+    files: list[FoundFile]
+    #: of the root's file system, for evald's user.
+    free_bytes: int
+
+
+class Layout:
+    """Names in a staging root: the config's ``pattern`` and ``marker``.
+
+    A pattern can have several components (``global_step_{step}/actor/huggingface``); those after
+    the first with ``{step}`` are known once the step is.
+    """
+
+    def __init__(self, config: Staging) -> None:
+        self.root = Path(config.root)
+        self.marker = config.marker
+        parts = Path(config.pattern).parts
+        first = next(i for i, part in enumerate(parts) if _STEP in part)
+        #: folders on the way, and the component that has the step.
+        self.heads = [_compiled(part) for part in parts[: first + 1]]
+        self.tail = parts[first + 1 :]
+        # a skip file lies flat in the root or the run's folder
+        self.skip = _compiled("--".join(parts) + ".skip")
+
+    def is_linked(self, directory: Path) -> bool:
+        """Tell whether the directory, or a folder on the way from the root, is a link."""
+        below = directory.relative_to(self.root).parts
+        return any(self.root.joinpath(*below[: i + 1]).is_symlink() for i in range(len(below)))
+
+
+def scan(layout: Layout) -> Found:
+    """Look at everything; a missing root has no folders. Raises OSError of the root itself."""
+    look = _Look(layout)
+    try:
+        look.folder(layout.root, None)
+        disk = os.statvfs(layout.root)
+    except FileNotFoundError:
+        return Found(folders={}, marked=[], unmarked=[], files=[], free_bytes=0)
+    look.marked.sort(key=lambda found: (found.marker_mtime_ns, found.step))
+    look.files.sort(key=lambda found: (found.mtime_ns, found.path))
+    return Found(
+        folders=look.folders,
+        marked=look.marked,
+        unmarked=look.unmarked,
+        closed=look.closed,
+        files=look.files,
+        free_bytes=disk.f_bavail * disk.f_frsize,
+    )
+
+
+def file_identity(status: os.stat_result) -> Identity:
+    """Tell one state of one file from all others."""
+    return (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size)
+
+
+class _Look:
+    """One scan under way."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self.folders: dict[Path, Identity] = {}
+        self.marked: list[FoundSnapshot] = []
+        self.unmarked: list[Path] = []
+        self.closed: list[Path] = []
+        self.files: list[FoundFile] = []
+
+    def folder(self, folder: Path, run: str | None) -> None:
+        """Look into the root (``run`` None) or a run's folder."""
+        for entry in self._entries(folder):
+            path = folder / entry.name
+            if match := self._layout.heads[0].fullmatch(entry.name):
+                self._head(path, match, 0, run)
+            elif self._file(entry, path, run) or run is not None:
+                continue
+            elif RUN_NAME.fullmatch(entry.name) and _is_dir(entry):
+                try:
+                    self.folder(path, entry.name)
+                except OSError:
+                    continue  # vanished, or none of evald's business
+
+    def _entries(self, folder: Path) -> Iterator[os.DirEntry[str]]:
+        status = folder.stat()
+        with os.scandir(folder) as entries:
+            visible = [entry for entry in entries if not entry.name.startswith(".")]
+        self.folders[folder] = (status.st_dev, status.st_ino)
+        yield from visible
+
+    def _head(self, path: Path, match: re.Match[str], level: int, run: str | None) -> None:
+        """Go on below a component that fits, down to the one with the step."""
+        if level + 1 == len(self._layout.heads):
+            text = match["step"]
+            tail = [part.replace(_STEP, text) for part in self._layout.tail]
+            if path.is_dir():
+                self._snapshot(path.joinpath(*tail), int(text), run)
+            return
+        try:
+            for entry in self._entries(path):
+                if deeper := self._layout.heads[level + 1].fullmatch(entry.name):
+                    self._head(path / entry.name, deeper, level + 1, run)
+        except OSError:
+            return  # vanished, or a file
+
+    def _snapshot(self, directory: Path, step: int, run: str | None) -> None:
+        try:
+            marker = (directory / self._layout.marker).stat()
+            own = directory.stat()
+        except PermissionError:
+            self.closed.append(directory)
+            return
+        except OSError:
+            self.unmarked.append(directory)
+            return
+        if not stat.S_ISREG(marker.st_mode):
+            self.unmarked.append(directory)
+            return
+        self.marked.append(
+            FoundSnapshot(
+                directory=directory,
+                step=step,
+                folder_run=run,
+                identity=(own.st_dev, own.st_ino, *file_identity(marker)),
+                marker_mtime_ns=marker.st_mtime_ns,
+            )
+        )
+
+    def _file(self, entry: os.DirEntry[str], path: Path, run: str | None) -> bool:
+        """Take in a word of the trainer; False when the name is none."""
+        kind: Literal["skip", "request", "run_end"]
+        step = None
+        if match := self._layout.skip.fullmatch(entry.name):
+            kind, step = "skip", int(match["step"])
+        elif entry.name.endswith(".request"):
+            kind = "request"
+        elif entry.name == "run.end":
+            kind = "run_end"
+        else:
+            return False
+        try:
+            status = entry.stat()
+        except OSError:
+            return True  # consumed meanwhile
+        if stat.S_ISREG(status.st_mode):
+            self.files.append(
+                FoundFile(
+                    kind=kind,
+                    path=path,
+                    step=step,
+                    folder_run=run,
+                    identity=file_identity(status),
+                    mtime_ns=status.st_mtime_ns,
+                )
+            )
+        return True
+
+
+def _is_dir(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
+
+
+def _compiled(part: str) -> re.Pattern[str]:
+    """Make a component of the pattern a regular expression; ``{step}`` is one number."""
+    before, *after = part.split(_STEP)
+    expression = re.escape(before)
+    for number, text in enumerate(after):
+        expression += (r"(?P<step>[0-9]{1,15})" if number == 0 else r"(?P=step)") + re.escape(text)
+    return re.compile(expression)

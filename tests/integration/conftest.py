@@ -1,0 +1,22 @@
+"""What tests with real engines share."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Base model of the real engines: Qwen3 in miniature, untrained, with tokenizer and template.
+
+    Built in a process of its own: this one, like the daemon, does without torch.
+    """
+    directory = tmp_path_factory.mktemp("tiny-model")
+    subprocess.run(
+        [sys.executable, "-m", "evald.demo.model", str(directory)], check=True, timeout=100
+    )
+    return directory

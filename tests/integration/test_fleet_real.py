@@ -1,0 +1,132 @@
+"""The fleet on real SGLang in CPU mode: one engine, whole lives of snapshots on it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from evald.config import Fleet
+from evald.errors import PinViolation
+from evald.postures.contract import GenerateRequest, Generation, Pin, PinTarget
+from evald.postures.fleet import FleetPosture
+from evald.testing import Tensor, model_tensors, write_base_model, write_snapshot
+
+NAN_BF16 = b"\xc0\x7f"
+#: questions of the comparison, as token ids.
+QUESTIONS = [[10, 20, 30], [40, 50, 60, 70], [80, 90]]
+_rids = itertools.count()
+# one engine for the module (five starts of 12-40 s each), so one event loop, too
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
+
+
+def _target(root: Path, step: int, *, seed: int | None = None) -> PinTarget:
+    directory = write_snapshot(root / f"step_{step}", seed=step if seed is None else seed, answer=1)
+    return PinTarget(run="demo", step=step, digest=f"{step:032x}"[::-1], directory=directory)
+
+
+async def _answers(posture: FleetPosture, pin: Pin) -> list[list[int]]:
+    """Greedy answers, one request at a time: the batch must not change a bit."""
+    return [(await _ask(posture, pin, ids))[0].output_ids for ids in QUESTIONS]
+
+
+async def _ask(
+    posture: FleetPosture, pin: Pin, ids: list[int], samples: int = 1
+) -> list[Generation]:
+    sampling = {"temperature": 0.0, "max_new_tokens": 12, "ignore_eos": True}
+    request = GenerateRequest(
+        input_ids=ids, sampling=[sampling] * samples, rid=f"q{next(_rids)}", timeout_s=60.0
+    )
+    return await posture.generate(pin, request)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("fleet")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def posture(root: Path) -> AsyncIterator[FleetPosture]:
+    config = Fleet(
+        model=str(write_base_model(root / "base")),
+        device="cpu",
+        engines=1,
+        start_timeout_s=110.0,
+        load_timeout_s=60.0,
+        alive_timeout_s=110.0,
+    )
+    posture = FleetPosture(config, results_dir=root / "results")
+    task = asyncio.create_task(posture.run(), name="fleet")
+    yield posture
+    pid = posture.engines()[0].pid
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    assert pid is not None
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+async def test_a_then_b_then_a_answers_follow_the_weights(
+    posture: FleetPosture, root: Path
+) -> None:
+    a, b = _target(root, 1), _target(root, 2)
+    versions, answers = [], []
+    for target in (a, b, a):  # that A's checksum is the same both times is part of its second pin
+        pin = await posture.pin(target)
+        answers.append(await _answers(posture, pin))
+        versions.append(pin.weight_versions["engine-0"])
+        assert posture.capacity() == 128
+        await posture.unpin(pin)
+    assert answers[0] != answers[1]
+    assert answers[2] == answers[0]
+    assert len(set(versions)) == 3
+    assert versions[0].startswith(f"demo:1:{a.digest[:8]}:")
+    assert versions[1].startswith(f"demo:2:{b.digest[:8]}:")
+    assert pin.sglang_version == "0.5.23"
+    assert posture.capacity() == 1  # nothing is pinned any more
+
+
+async def test_nan_is_blamed_on_the_snapshot(posture: FleetPosture, root: Path) -> None:
+    # the server answers the load with 200 and takes the label: only the canary sees it
+    pid = posture.engines()[0].pid
+    tensors = model_tensors(seed=3)
+    name = "model.layers.0.mlp.up_proj.weight"
+    nan = tensors[name]
+    tensors[name] = Tensor(nan.dtype, nan.shape, NAN_BF16 * (len(nan.data) // 2))
+    directory = write_snapshot(root / "step_3", tensors=tensors)
+    with pytest.raises(PinViolation, match=r"stage canary: .*not finite"):
+        await posture.pin(PinTarget(run="demo", step=3, digest="3" * 32, directory=directory))
+    [engine] = posture.engines()
+    assert (engine.state, engine.restarts) == ("ready", 0)
+    assert engine.pid != pid
+
+
+async def test_snapshot_that_kills_the_server_is_blamed_and_the_next_one_served(
+    posture: FleetPosture, root: Path
+) -> None:
+    bad = _target(root, 4)
+    shard = bad.directory / "model.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-1000])
+    with pytest.raises(
+        PinViolation, match=r"2 attempts failed .*base model loads.*stage load: .*the server died"
+    ):
+        await posture.pin(bad)
+    assert posture.engines()[0].restarts == 0
+
+    good = _target(root, 5)
+    pin = await posture.pin(good)
+    assert await _answers(posture, pin)
+    generations = await _ask(posture, pin, QUESTIONS[0], samples=4)
+    assert [len(g.output_ids) for g in generations] == [12] * 4
+    assert {g.finish_reason for g in generations} == {"length"}
+    assert {g.weight_version for g in generations} == set(pin.weight_versions.values())
+    await posture.unpin(pin)
+    logs = sorted((root / "results" / "engines" / "engine-0").glob("*.log"))
+    assert len(logs) == posture.engines()[0].restarts + 5  # one file for each start

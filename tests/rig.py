@@ -1,0 +1,216 @@
+"""A daemon as a real process, with its surroundings: what daemon tests share."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from evald.results.follow import read_records
+from evald.results.records import AnyRecord, PointRecord
+from evald.testing import write_base_model
+
+_CONFIG = """
+run = "t"
+[staging]
+root = "{root}"
+scan_interval_s = 0.5
+{staging}
+[dispatch]
+{dispatch}
+[results]
+dir = "{work}/results"
+[status]
+socket = "{work}/evald.sock"
+[fleet]
+model = "{model}"
+device = "cpu"
+stop_grace_s = 5
+{fleet}
+[defaults]
+grader = "boxed_exact"
+max_response_len = 16
+[[eval]]
+name = "a"
+path = "{work}/a.jsonl"
+[[eval]]
+name = "b"
+path = "{work}/b.jsonl"
+"""
+
+
+def kill_tree(pid: int) -> None:
+    """SIGKILL one process that the test started."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def until(condition: Callable[[], Any], what: str, timeout_s: float = 30.0) -> Any:
+    """Poll until ``condition`` is true; its value."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.02)
+    raise AssertionError(f"not within {timeout_s:g} s: {what}")
+
+
+class Rig:
+    """Directories, a config, and at most one running daemon.
+
+    ``python``: the engines' interpreter (a fake one: ``write_fake_python``); None: real SGLang.
+    """
+
+    def __init__(
+        self,
+        work: Path,
+        *,
+        python: Path | None = None,
+        model: Path | None = None,
+        questions: int = 10,
+        label: str = "7",
+        **tables: str,
+    ) -> None:
+        self.work = work
+        self.root = Path(tempfile.mkdtemp(prefix="evald-test-", dir="/dev/shm"))
+        self.root.chmod(0o755)
+        self.model = model or write_base_model(work / "base")
+        for name in "ab":
+            rows = [{"prompt": f"{name}{i}?", "label": label} for i in range(questions)]
+            text = "".join(json.dumps(row) + "\n" for row in rows)
+            (work / f"{name}.jsonl").write_text(text)
+        self.config = work / "config.toml"
+        fleet = tables.get("fleet", "engines = 1")
+        if python is not None:
+            fleet += f'\npython = "{python}"'
+        self.config.write_text(
+            _CONFIG.format(
+                root=self.root,
+                work=work,
+                model=self.model,
+                staging=tables.get("staging", ""),
+                dispatch=tables.get("dispatch", ""),
+                fleet=fleet,
+            )
+        )
+        self.results = work / "results" / "results.jsonl"
+        self.daemon: subprocess.Popen[bytes] | None = None
+        self._starts = 0
+
+    def start(self, *arguments: str, **popen: Any) -> subprocess.Popen[bytes]:
+        """Start the daemon and wait until it serves."""
+        self._starts += 1
+        with (self.work / f"evald.{self._starts}.log").open("wb") as log:
+            self.daemon = subprocess.Popen(
+                [sys.executable, "-m", "evald", "run", str(self.config), *arguments],
+                stdout=log,
+                stderr=log,
+                cwd=self.work,
+                **popen,
+            )
+        daemon = self.daemon
+        until(lambda: self.state() == "serving" or daemon.poll() is not None, "the daemon serves")
+        assert daemon.poll() is None, self.log()
+        return daemon
+
+    def log(self) -> str:
+        """What the newest daemon has logged."""
+        return (self.work / f"evald.{self._starts}.log").read_text()
+
+    def status(self) -> dict[str, Any]:
+        """Read status.json of the running daemon; empty while there is none."""
+        path = self.root / ".evald" / "status.json"
+        daemon = self.daemon
+        if daemon is None or not path.exists():
+            return {}
+        status: dict[str, Any] = json.loads(path.read_bytes())
+        return status if status["pid"] == daemon.pid else {}
+
+    def state(self) -> str | None:
+        """State of the daemon by its status."""
+        return self.status().get("state")
+
+    def records(self) -> list[AnyRecord]:
+        """All records of the ledger."""
+        return read_records(self.results) if self.results.exists() else []
+
+    def points(self) -> list[PointRecord]:
+        """All terminal records."""
+        return [record for record in self.records() if isinstance(record, PointRecord)]
+
+    def point(self, step: int, *, revision: int = 0, timeout_s: float = 30.0) -> PointRecord:
+        """Wait for the terminal record of one point."""
+
+        def find() -> PointRecord | None:
+            for point in self.points():
+                if (point.step, point.revision) == (step, revision):
+                    return point
+            return None
+
+        try:
+            found: PointRecord = until(find, f"step {step} has its record", timeout_s)
+        except AssertionError:
+            print(self.log()[-5000:])
+            raise
+        return found
+
+    def processes(self) -> list[int]:
+        """Processes that belong to this rig: daemon, guards, engines, workers."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit():
+                continue
+            with suppress(OSError):
+                if str(self.work).encode() in (entry / "cmdline").read_bytes():
+                    found.append(int(entry.name))
+        return found
+
+    def evald(self, *arguments: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
+        """Run an evald command to its end."""
+        return subprocess.run(
+            [sys.executable, "-m", "evald", *arguments],
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            cwd=self.work,
+            check=False,
+        )
+
+    def stop(self, timeout_s: float = 30.0) -> int:
+        """SIGTERM and the exit code."""
+        assert self.daemon is not None
+        self.daemon.send_signal(signal.SIGTERM)
+        return self.daemon.wait(timeout_s)
+
+    def close(self) -> None:
+        """End everything and remove the staging root."""
+        if self.daemon is not None and self.daemon.poll() is None:
+            self.daemon.send_signal(signal.SIGTERM)
+            try:
+                self.daemon.wait(30)
+            except subprocess.TimeoutExpired:
+                self.daemon.kill()
+                self.daemon.wait()
+        for pid in self.processes():
+            kill_tree(pid)
+        shutil.rmtree(self.root, ignore_errors=True)
+
+
+@contextmanager
+def rig(work: Path, **settings: Any) -> Iterator[Rig]:
+    """Give a Rig that is closed at the end."""
+    made = Rig(work, **settings)
+    try:
+        yield made
+    finally:
+        made.close()

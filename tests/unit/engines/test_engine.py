@@ -1,0 +1,220 @@
+"""What an engine and its campaign decide without any server."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from evald.config import Fleet
+from evald.engines.api import EngineUnreachable
+from evald.engines.engine import DEFAULT_LIMIT, MAX_LIMIT, Engine, Order, _own_limit
+from evald.engines.launcher import Launched
+from evald.engines.pin import Checksums, PinFailed, PinStage, Proof
+from evald.engines.state import RestartPolicy, State
+from evald.errors import EvaldError, SnapshotGone
+from evald.postures.campaign import Campaign
+from evald.postures.changes import Changes
+from evald.postures.contract import PinTarget
+
+TARGET = PinTarget(run="demo", step=1, digest="ab" * 16, directory=Path("/snapshots/step_1"))
+
+
+class Silent:
+    """A fleet that listens and has no opinion."""
+
+    def __init__(self) -> None:
+        self.changes = 0
+
+    def changed(self) -> None:
+        self.changes += 1
+
+    def capacity_freed(self) -> None:
+        pass
+
+    def pinned(self, engine: Engine, order: Order, proof: Proof) -> None:
+        pass
+
+    def pin_failed(self, engine: Engine, order: Order, error: PinFailed | SnapshotGone) -> bool:
+        del engine, order, error
+        return False
+
+
+class Refusing:
+    """A launcher that never succeeds."""
+
+    def __init__(self, error: Exception) -> None:
+        self.attempts: list[int] = []
+        self.error = error
+
+    async def launch(self, attempt: int) -> Launched:
+        self.attempts.append(attempt)
+        raise self.error
+
+
+def engine(launcher: Refusing | None = None, name: str = "engine-0") -> Engine:
+    return Engine(
+        name,
+        launcher or Refusing(EvaldError("no")),
+        Fleet(model="/m", device="cpu", engines=1),
+        checksums=Checksums(),
+        events=Silent(),
+        rng=lambda: 0.5,
+    )
+
+
+@pytest.mark.parametrize("error", [EvaldError("no interpreter"), OSError("no interpreter")])
+async def test_launches_that_fail_end_in_quarantine(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RestartPolicy, "FIRST_S", 0.001)
+    launcher = Refusing(error)
+    one = engine(launcher)
+    await one.run()
+    assert launcher.attempts == [1, 2, 3, 4, 5]
+    view = one.view()
+    assert view.state == "quarantined"
+    assert view.restarts == 5
+    assert view.detail == "cannot launch: no interpreter"
+    assert view.pid is None
+
+
+async def test_cancelled_in_backoff_is_stopped() -> None:
+    one = engine()
+    task = asyncio.create_task(one.run())
+    async with asyncio.timeout(5):
+        while one.view().state != "backoff":  # noqa: ASYNC110 - observed from outside
+            await asyncio.sleep(0.005)
+    assert not one.alive
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert one.view().state == "stopped"
+
+
+def test_a_bug_in_a_launcher_is_not_swallowed() -> None:
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(engine(Refusing(ZeroDivisionError())).run())
+
+
+async def test_without_a_server_there_is_no_api() -> None:
+    one = engine()
+    with pytest.raises(EngineUnreachable, match="engine-0 is down"):
+        one.connected_api()
+    one.abort_soon(["q/1/0/"])  # nothing to abort, nothing happens
+
+
+@pytest.mark.parametrize(
+    ("info", "limit"),
+    [
+        ({"internal_states": [{"effective_max_running_requests_per_dp": 128}]}, 128),
+        ({"internal_states": [{"effective_max_running_requests_per_dp": 4096}]}, MAX_LIMIT),
+        ({"internal_states": [{"effective_max_running_requests_per_dp": 40}] * 2}, 80),
+        ({"internal_states": [{}]}, DEFAULT_LIMIT),
+        ({}, DEFAULT_LIMIT),
+    ],
+)
+def test_the_servers_own_limit(info: dict[str, object], limit: int) -> None:
+    assert _own_limit(info) == limit
+
+
+# --- who is to blame ------------------------------------------------------------------------------
+
+
+def campaign(*, scouting: bool = False, attempts: int = 2) -> Campaign:
+    return Campaign(TARGET, attempts=attempts, scouting=scouting)
+
+
+def alive(name: str = "engine-0") -> Engine:
+    one = engine(name=name)
+    one._machine.transition(State.STARTING)
+    one._machine.transition(State.READY)
+    return one
+
+
+LOAD_FAILED = PinFailed(PinStage.LOAD, "connection failed")
+PROOF = Proof(weight_version="demo:1:abababab:1", checksum="c")
+
+
+def test_two_failures_make_the_snapshot_suspect_and_a_living_engine_convicts_it() -> None:
+    one = campaign()
+    assert not one.add_failure("engine-0", LOAD_FAILED)
+    assert (one.open, one.suspect) == (True, False)
+    assert one.verdict([alive()]) is None
+    assert not one.add_failure("engine-0", LOAD_FAILED)
+    assert (one.open, one.suspect) == (False, True)
+    assert one.verdict([engine()]) is None  # the base model does not load either
+    violation = one.verdict([engine(), alive("engine-1")])
+    assert violation is not None
+    assert violation.reason == "pin_violation"
+    assert violation.detail == (
+        "cannot pin snapshot step_1: 2 attempts failed (on engine-0) while the base model loads; "
+        "the last one on engine-0 at stage load: connection failed"
+    )
+
+
+def test_no_verdict_while_another_engine_still_tries() -> None:
+    one = campaign(attempts=1)
+    one.add_failure("engine-0", LOAD_FAILED)
+    trying = alive("engine-1")
+    trying.pinning = one.order
+    assert one.verdict([alive(), trying]) is None
+
+
+def test_after_a_proof_failures_are_the_engines_fault() -> None:
+    one = campaign(scouting=True)
+    assert (one.scouting, one.verified) == (True, False)
+    one.add_proof("engine-0", PROOF)
+    assert (one.scouting, one.verified) == (False, True)
+    assert one.pin.weight_versions == {"engine-0": PROOF.weight_version}
+    for _ in range(5):
+        assert one.add_failure("engine-1", LOAD_FAILED)
+    assert one.has_failed("engine-1")
+    assert not one.has_failed("engine-0")
+    assert not one.suspect
+    assert one.verdict([alive()]) is None
+
+
+def test_a_failed_drain_is_the_engines_fault() -> None:
+    one = campaign(attempts=1)
+    assert one.add_failure("engine-0", PinFailed(PinStage.DRAIN, "hangs"))
+    assert not one.suspect
+
+
+def test_a_vanished_snapshot_closes_the_campaign() -> None:
+    one = campaign()
+    assert not one.add_failure("engine-0", SnapshotGone("gone"))
+    assert one.gone is not None
+    assert not one.open
+    assert one.verdict([alive()]) is None
+
+
+def test_the_time_without_a_serving_engine_counts_from_its_end() -> None:
+    now = [5.0]
+    one = Campaign(TARGET, attempts=2, scouting=False, clock=lambda: now[0])
+    seen = []
+    one.note_serving([alive()])
+    seen.append(one.down_since)  # never served yet: pin() has its own clock
+    one.add_proof("engine-0", PROOF)
+    one.note_serving([alive()])
+    seen.append(one.down_since)
+    now[0] = 9.0
+    one.note_serving([alive()])
+    seen.append(one.down_since)
+    serving = alive()
+    serving._machine.transition(State.PINNING)
+    serving._machine.transition(State.SERVING)
+    serving.pinned = one.order
+    one.note_serving([serving])
+    seen.append(one.down_since)
+    assert seen == [None, 5.0, 5.0, None]
+
+
+async def test_a_change_between_look_and_wait_is_not_lost() -> None:
+    changes = Changes()
+    ticket = changes.ticket()
+    changes.notify()
+    async with asyncio.timeout(1.0):
+        await changes.wait(ticket, 60.0)
+    await changes.wait(changes.ticket(), 0.01)  # no change: returns at the deadline

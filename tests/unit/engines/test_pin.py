@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+
+import pytest
+
+from evald.engines.pin import (
+    CHECKSUMS_KEPT,
+    Checksums,
+    PinFailed,
+    PinStage,
+    is_gone,
+    new_weight_version,
+    versions_of,
+)
+from evald.engines.slots import Slots
+from evald.postures.contract import PinTarget
+
+
+def target(step: int = 40) -> PinTarget:
+    return PinTarget(run="demo", step=step, digest="0123456789abcdef" * 2, directory=Path("/x"))
+
+
+def test_weight_version_names_run_step_digest_and_is_never_used_again() -> None:
+    versions = {new_weight_version(target()) for _ in range(100)}
+    assert len(versions) == 100
+    assert all(re.fullmatch(r"demo:40:01234567:[0-9a-f]{8}", version) for version in versions)
+    assert new_weight_version(target(-1)).startswith("demo:-1:")
+
+
+def test_versions_of_a_response_are_all_that_took_part() -> None:
+    spans = [{"version": "a", "start": 0, "end": 3}, {"version": "b", "start": 3, "end": 5}]
+    assert versions_of({"weight_version": "b", "weight_versions": spans}) == {"a", "b"}
+    assert versions_of({"weight_version": "b"}) == {"b"}
+    assert versions_of({"weight_version": "b", "weight_versions": None}) == {"b"}
+    assert versions_of({}) == set()
+
+
+def test_checksum_of_a_digest_must_stay_the_same() -> None:
+    checksums = Checksums()
+    checksums.check("digest", "aaaa")
+    checksums.learn("digest", "aaaa", "engine-0")
+    checksums.check("digest", "aaaa")
+    checksums.check("other", "bbbb")
+    with pytest.raises(PinFailed, match="engine-0 loaded from the same bytes") as caught:
+        checksums.check("digest", "bbbb")
+    assert caught.value.stage is PinStage.CHECKSUM
+    checksums.learn("digest", "bbbb", "engine-1")  # the first one stands
+    checksums.check("digest", "aaaa")
+
+
+def test_old_checksums_are_forgotten() -> None:
+    checksums = Checksums()
+    for number in range(CHECKSUMS_KEPT + 1):
+        checksums.learn(str(number), "aaaa", "engine-0")
+        checksums.learn("used", "aaaa", "engine-0")
+    checksums.check("0", "bbbb")  # forgotten
+    with pytest.raises(PinFailed):
+        checksums.check("used", "bbbb")
+
+
+def test_a_directory_that_vanished(tmp_path: Path) -> None:
+    assert not is_gone(tmp_path)
+    assert is_gone(tmp_path / "step_1")
+
+
+async def test_slots_bound_what_is_in_flight() -> None:
+    left: list[None] = []
+    slots = Slots(4, on_leave=lambda: left.append(None))
+    assert slots.fits(9)  # larger than the limit: alone
+    slots.enter(3)
+    assert slots.fits(1)
+    assert not slots.fits(2)
+    assert not await slots.wait_idle(0.01)
+    waiting = asyncio.create_task(slots.wait_idle(5.0))
+    await asyncio.sleep(0)
+    slots.leave(2)
+    assert not waiting.done()
+    slots.leave(1)
+    assert await waiting
+    assert len(left) == 2

@@ -1,0 +1,98 @@
+import os
+from pathlib import Path
+
+import pytest
+from staging_cases import NOBODY, as_other_user, open_folder, snapshot
+
+from evald.staging.rights import deletable, user
+
+ASK = """
+print(rights.deletable(Path(sys.argv[1]), with_entry=len(sys.argv) > 2))
+"""
+
+
+def test_what_is_ours_is_deletable(tmp_path: Path) -> None:
+    snapshot(tmp_path / "step_1" / "deeper")
+    assert deletable(tmp_path) is None
+    assert deletable(tmp_path / "step_1", with_entry=True) is None
+    assert deletable(tmp_path / "gone", with_entry=True) is None
+
+
+def test_a_root_that_may_not_be_written() -> None:
+    with open_folder() as folder:
+        folder.chmod(0o555)
+        sentence = as_other_user(ASK, folder)
+    assert sentence.startswith(f"cannot delete what is in {folder}: {folder} has mode 0555")
+    assert "default ACL on the staging root (setfacl -R -d -m u:" in sentence
+
+
+@pytest.mark.parametrize("closed", ["step_1", "step_1/adapter"])
+def test_a_snapshot_that_may_not_be_emptied(closed: str) -> None:
+    with open_folder() as folder:
+        (folder / "step_1" / "adapter").mkdir(parents=True)
+        for path in (folder, *folder.rglob("*")):
+            path.chmod(0o777)
+        (folder / closed).chmod(0o500)
+        assert f"{folder / closed} has mode 0500" in as_other_user(ASK, folder / "step_1", "entry")
+        assert f"{folder / closed} has mode 0500" in as_other_user(ASK, folder)
+
+
+def test_the_entry_in_the_root_counts_for_a_snapshot() -> None:
+    with open_folder() as folder:
+        (folder / "step_1").mkdir()
+        (folder / "step_1").chmod(0o777)
+        folder.chmod(0o555)
+        assert as_other_user(ASK, folder / "step_1") == "None"
+        assert f"{folder} has mode 0555" in as_other_user(ASK, folder / "step_1", "entry")
+
+
+def test_unfinished_work_of_the_trainer_is_not_looked_at() -> None:
+    with open_folder() as folder:
+        (folder / ".tmp-step_1").mkdir(mode=0o700)
+        folder.chmod(0o777)
+        assert as_other_user(ASK, folder) == "None"
+
+
+def test_a_sticky_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "step_1").mkdir()
+    tmp_path.chmod(0o1777)
+    owner = os.stat(tmp_path).st_uid  # noqa: PTH116 (the patch below leaves it alone)
+    monkeypatch.setattr(os, "access", lambda *_, **__: True)
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    sentence = deletable(tmp_path / "step_1", with_entry=True)
+    assert sentence is not None
+    assert f"{tmp_path} is sticky (mode 1777) and step_1 belongs to {user(owner)}" in sentence
+    assert f"cannot delete what is in {tmp_path}: {tmp_path} is sticky" in (
+        deletable(tmp_path) or ""
+    )
+    monkeypatch.setattr(os, "geteuid", lambda: owner)
+    assert deletable(tmp_path) is None
+
+
+def test_ones_own_entry_in_a_sticky_root() -> None:
+    is_root = os.geteuid() == 0
+    with open_folder() as folder:
+        (folder / "step_1").mkdir()
+        folder.chmod(0o1777)
+        if is_root:
+            os.chown(folder / "step_1", NOBODY, NOBODY)
+        assert as_other_user(ASK, folder / "step_1", "entry") == "None"
+        assert as_other_user(ASK, folder) == "None"
+        if is_root:
+            (folder / "step_2").mkdir(mode=0o777)
+            (folder / "step_2").chmod(0o777)
+            assert "step_2 belongs to root" in as_other_user(ASK, folder)
+
+
+def test_a_read_only_file_system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    class Disk:
+        f_flag = os.ST_RDONLY
+
+    monkeypatch.setattr(os, "access", lambda *_, **__: False)
+    monkeypatch.setattr(os, "statvfs", lambda _: Disk)
+    assert "is mounted read-only; set staging.owned = false" in (deletable(tmp_path) or "")
+
+
+def test_users_have_names_or_numbers() -> None:
+    assert user(0) == "root (uid 0)"
+    assert user(4_000_000) == "uid 4000000"

@@ -1,0 +1,47 @@
+"""The command line: parsing, exit codes, and what is not imported."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from evald.cli import main
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from evald.cli import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "heavy = {'aiohttp', 'uvloop', 'msgspec', 'structlog', 'tokenizers', 'torch', 'jinja2'}\n"
+        "sys.exit(', '.join(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for command in ("run", "check", "eval", "status", "tail", "wait", "demo"):
+        assert f" {command} " in done.stdout
+
+
+@pytest.mark.parametrize("command", ["run", "check", "eval", "status", "tail", "wait", "demo"])
+def test_each_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as done:
+        main([command, "--help"])
+    assert done.value.code == 0
+    assert command in capsys.readouterr().out
+
+
+def test_a_bad_config_is_exit_code_78(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text("[staging]\nroot = '/dev/shm/x'\nkep = 3\n")
+    for command in ("check", "run"):
+        assert main([command, str(config)]) == 78
+        assert "staging.kep: unknown key; did you mean 'keep'?" in capsys.readouterr().err
+
+
+def test_no_command_is_a_usage_error() -> None:
+    with pytest.raises(SystemExit) as done:
+        main([])
+    assert done.value.code == 2

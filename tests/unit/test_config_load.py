@@ -1,0 +1,159 @@
+"""The config: what is accepted, and what each refusal says."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evald.config import Config
+from evald.config_load import build_config, dump_config, load_config
+from evald.errors import ConfigError
+
+MINIMAL: dict[str, Any] = {
+    "run": "r1",
+    "staging": {"root": "/dev/shm/x"},
+    "results": {"dir": "out"},
+    "fleet": {"model": "base"},
+    "eval": [{"name": "math", "path": "math.jsonl"}],
+}
+
+
+def changed(**dotted: Any) -> dict[str, Any]:
+    """MINIMAL with ``a__b=value`` set at a.b; ``...`` removes the key."""
+    raw = copy.deepcopy(MINIMAL)
+    for key, value in dotted.items():
+        *path, last = key.split("__")
+        table: Any = raw
+        for part in path:
+            table = table[int(part)] if part.isdigit() else table.setdefault(part, {})
+        if value is ...:
+            del table[last]
+        else:
+            table[last] = value
+    return raw
+
+
+def build(raw: dict[str, Any], **environ: str) -> Config:
+    return build_config(raw, base=Path("/etc/evald"), environ=environ)
+
+
+def test_minimal_config_resolves_paths_and_defaults() -> None:
+    config = build(MINIMAL)
+    assert config.results.dir == "/etc/evald/out"
+    assert config.eval[0].path == "/etc/evald/math.jsonl"
+    assert config.staging.keep == 2
+    assert config.dispatch.overflow == "backpressure"
+    assert config.fleet.engines == config.fleet.gpus == config.fleet.gpus_per_engine == 1
+
+
+def test_sets_inherit_defaults_and_override_them() -> None:
+    raw = changed(defaults={"temperature": 0.7, "grader": "math"}, eval__0__grader="exact")
+    eval_set = build(raw).eval[0]
+    assert (eval_set.temperature, eval_set.grader) == (0.7, "exact")
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"engines": 4, "gpus": 8}, (4, 8, 2)),
+        ({"engines": 4, "gpus_per_engine": 2}, (4, 8, 2)),
+        ({"gpus": 8, "gpus_per_engine": 2}, (4, 8, 2)),
+        ({"gpus": 8}, (8, 8, 1)),
+        ({"engines": 0}, (0, 0, 1)),
+        ({"device": "cpu"}, (1, 0, 1)),
+        ({"device": "cpu", "engines": 3}, (3, 0, 1)),
+    ],
+)
+def test_any_two_of_engines_gpus_and_size_give_the_third(
+    given: dict[str, Any], expected: tuple[int, int, int]
+) -> None:
+    fleet = build(changed(fleet={"model": "m", **given})).fleet
+    assert (fleet.engines, fleet.gpus, fleet.gpus_per_engine) == expected
+
+
+@pytest.mark.parametrize(
+    ("raw", "sentence"),
+    [
+        (changed(fleet__engines=3, fleet__gpus=8), "do not divide by 3"),
+        (changed(fleet__gpus=7, fleet__gpus_per_engine=2), "do not divide by 2"),
+        (
+            changed(fleet__engines=2, fleet__gpus=8, fleet__gpus_per_engine=2),
+            "fleet.gpus: 8, but engines = 2 times gpus_per_engine = 2 makes 4",
+        ),
+        (changed(fleet__device="cpu", fleet__gpus=2), "remove both, or set fleet.device"),
+        (changed(fleet__device="gpu"), "fleet.device: must be one of 'cuda', 'cpu', got 'gpu'"),
+        (changed(fleet__enginse=3), "fleet.enginse: unknown key; did you mean 'engines'?"),
+        (changed(stagging={}), "stagging: unknown key; did you mean 'staging'?"),
+        (changed(fleet=...), "fleet: missing; it must be set"),
+        (changed(fleet=5), "fleet: expected a table, got 5"),
+        (changed(staging__keep=-1), "staging.keep: expected int >= 0, got -1"),
+        (changed(staging__keep="two"), "staging.keep: expected int, got 'two'"),
+        (changed(staging__pattern="step"), "staging.pattern: "),
+        (changed(dispatch__overflow="skipp"), "did you mean 'skip'?"),
+        (changed(dispatch__max_in_flight=0), "dispatch.max_in_flight: expected int >= 1"),
+        (changed(dispatch__sample_timeout_s=9000.0), "must be smaller than"),
+        (changed(eval__0__set_deadline_s=1.0), "eval[0].set_deadline_s: 1 must lie between"),
+        (changed(eval=[]), "eval: must be one or more"),
+        (changed(eval=...), "eval: missing; add at least one"),
+        (changed(eval=[{"name": "a", "path": "x"}] * 2), "already the name of eval[0]"),
+        (changed(eval=[7]), "eval[0]: expected a table, got 7"),
+        (changed(eval__0__name="../x"), "eval[0].name: "),
+        (changed(eval__0__temperatur=1.0), "did you mean 'temperature'?"),
+        (changed(eval__0__apply_chat_template="always"), "must be one of 'auto', True, False"),
+        (changed(eval__0__top_k=0), "eval[0].top_k: must be -1 (off) or at least 1"),
+        (changed(eval__0__min_new_tokens=999), "must not be larger than max_response_len"),
+        (changed(defaults=3), "defaults: expected a table, got 3"),
+        (changed(results__dir="/dev/shm/x/results"), "lies inside the staging root"),
+        (changed(results__dir="/dev/shm"), "lies inside results.dir"),
+        (changed(fleet__model="/dev/shm/x/base"), "move the base model out"),
+        (changed(fleet__sglang={"port": 1}), "[fleet.sglang] port = 1 is not allowed: "),
+        (changed(eval__0__grader="exacto"), "eval[0].grader"),
+        (changed(run="a/b"), "run: "),
+    ],
+)
+def test_each_refusal_names_key_value_and_remedy(raw: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        build(raw)
+    assert any(sentence in problem for problem in error.value.problems), error.value.problems
+
+
+def test_all_faults_are_reported_together() -> None:
+    raw = changed(fleet__device="gpu", staging__keep=-1, eval__0__top_p=2.0)
+    with pytest.raises(ConfigError) as error:
+        build(raw)
+    assert len(error.value.problems) == 3
+
+
+def test_variables_are_expanded_or_named() -> None:
+    raw = changed(staging__root="${SHM:-/dev/shm}/run", results__dir="${OUT}/r")
+    config = build(raw, OUT="/data")
+    assert (config.staging.root, config.results.dir) == ("/dev/shm/run", "/data/r")
+    with pytest.raises(ConfigError, match=r"results\.dir: environment variable OUT is not set"):
+        build(raw)
+
+
+def test_long_values_are_cut_in_messages() -> None:
+    with pytest.raises(ConfigError) as error:
+        build(changed(staging__keep="x" * 500))
+    assert len(error.value.problems[0]) < 200
+
+
+def test_load_config_reports_what_is_wrong_with_the_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        load_config(tmp_path / "none.toml")
+    broken = tmp_path / "broken.toml"
+    broken.write_text("run = ")
+    with pytest.raises(ConfigError, match="cannot parse config"):
+        load_config(broken)
+    broken.write_bytes(b"run = '\xff'")
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        load_config(broken)
+
+
+def test_dumped_config_is_plain_data() -> None:
+    dumped = dump_config(build(MINIMAL))
+    assert dumped["fleet"]["engines"] == 1
+    assert dumped["eval"][0]["name"] == "math"

@@ -1,0 +1,263 @@
+"""Admission, order, overflow, skips, run end and drain, with a measure that tests can hold."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from evald.config import Dispatch, Results, Staging
+from evald.dispatch import Dispatcher
+from evald.measure import skipped_record
+from evald.point import EvalPoint, Kind, Outcome, PointKey, Snapshot
+from evald.results.follow import read_records
+from evald.results.ledger import Ledger
+from evald.results.records import Accepted, AnyRecord, PointRecord, RunEnd, SetRecord
+from evald.staging.offers import InvalidPoint, LostPoint, RunEnded, TrainerSkip
+from evald.staging.retention import Retention
+from evald.status.view import SetView
+
+
+class HeldMeasure:
+    """Ends each point ``ok`` once the test has released its step."""
+
+    def __init__(self) -> None:
+        self.started: list[int] = []
+        self.gates: dict[int, asyncio.Event] = {}
+
+    def gate(self, step: int) -> asyncio.Event:
+        return self.gates.setdefault(step, asyncio.Event())
+
+    async def run(
+        self,
+        point: EvalPoint,
+        *,
+        turn: asyncio.Event,
+        on_state: Callable[[str], None],
+        on_set: Callable[[SetRecord], Awaitable[None]],
+    ) -> PointRecord:
+        self.started.append(point.key.step)
+        on_state("waiting")
+        await turn.wait()
+        on_state("evaluating")
+        await self.gate(point.key.step).wait()
+        record = skipped_record(point, "", "")
+        record.outcome, record.metrics = Outcome.OK, {"eval/x": 1.0}
+        return record
+
+
+class NoProgress:
+    def view(self) -> list[SetView]:
+        return [SetView(name="x", done=1, total=2)]
+
+
+class Room:
+    """A dispatcher with its surroundings."""
+
+    def __init__(self, tmp_path: Path, **dispatch: Any) -> None:
+        self.tmp_path = tmp_path
+        self.ledger = Ledger.open(Results(dir=str(tmp_path / "results")))
+        self.measure = HeldMeasure()
+        self.used_bytes = 0
+        self.ended_runs: list[str] = []
+        staging = Staging(root=str(tmp_path / "root"), keep=0)
+        (tmp_path / "root").mkdir(exist_ok=True)
+        max_bytes = dispatch.pop("max_bytes", None)
+        baseline = dispatch.pop("baseline_of", None)
+        self.dispatcher = Dispatcher(
+            Dispatch(**dispatch),
+            ledger=self.ledger,
+            measure=self.measure,  # type: ignore[arg-type]
+            evaluator=NoProgress(),  # type: ignore[arg-type]
+            retention=Retention(staging),
+            used_bytes=lambda: self.used_bytes,
+            max_bytes=max_bytes,
+            on_run_end=self.ended_runs.append,
+            baseline=baseline,
+        )
+
+    def point(self, step: int, *, final: bool = False, revision: int = 0) -> EvalPoint:
+        return EvalPoint(
+            PointKey("r", step, revision),
+            Snapshot(
+                run="r",
+                step=step,
+                directory=self.tmp_path / "root" / f"step_{step}",
+                fingerprint=f"f{step}",
+                size_bytes=10,
+                final=final,
+            ),
+        )
+
+    def release(self, *steps: int) -> None:
+        for step in steps:
+            self.measure.gate(step).set()
+
+    @property
+    def records(self) -> list[AnyRecord]:
+        return read_records(self.tmp_path / "results" / "results.jsonl")
+
+    def ends(self) -> dict[int, tuple[str, str]]:
+        return {
+            r.step: (str(r.outcome), r.reason) for r in self.records if isinstance(r, PointRecord)
+        }
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(10):
+            while not condition():
+                await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def room(tmp_path: Path, **dispatch: Any) -> AsyncIterator[Room]:
+    made = Room(tmp_path, **dispatch)
+    task = asyncio.create_task(made.dispatcher.run())
+    try:
+        yield made
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+        made.ledger.close()
+
+
+async def test_points_run_in_order_and_at_most_max_in_flight(tmp_path: Path) -> None:
+    async with room(tmp_path, max_in_flight=2) as r:
+        for step in (3, 1, 2):
+            await r.dispatcher.offer(r.point(step))
+        await r.until(lambda: len(r.measure.started) == 2)
+        queued, running = r.dispatcher.view()
+        assert [p.step for p in queued] == [2]
+        assert [p.state for p in running] == ["evaluating", "waiting"]
+        assert running[0].sets[0].done == 1
+        r.release(1, 2, 3)
+        await r.until(lambda: len(r.ends()) == 3)
+        assert [x.step for x in r.records if isinstance(x, PointRecord)] == [3, 1, 2]
+        assert [x.step for x in r.records if isinstance(x, Accepted)] == [3, 1, 2]
+        assert set(r.ends().values()) == {("ok", "")}
+
+
+async def test_lag_counts_from_the_newest_known_step(tmp_path: Path) -> None:
+    async with room(tmp_path) as r:
+        for step in (10, 14):
+            await r.dispatcher.offer(r.point(step))
+        r.release(10, 14)
+        await r.until(lambda: len(r.ends()) == 2)
+        points = [x for x in r.records if isinstance(x, PointRecord)]
+        assert [p.metrics["eval/lag_steps"] for p in points] == [4, 0]
+
+
+async def test_a_known_point_is_not_accepted_twice(tmp_path: Path) -> None:
+    async with room(tmp_path) as r:
+        await r.dispatcher.offer(r.point(1))
+        await r.dispatcher.offer(r.point(2))
+        r.release(1, 2)
+        await r.until(lambda: len(r.ends()) == 2)
+        await r.dispatcher.offer(r.point(1))
+        assert len(r.records) == 4
+
+
+async def test_overflow_skip_is_busy_but_never_for_the_final_point(tmp_path: Path) -> None:
+    async with room(tmp_path, overflow="skip", max_in_flight=1) as r:
+        await r.dispatcher.offer(r.point(1))
+        await r.until(lambda: r.measure.started == [1])
+        await r.dispatcher.offer(r.point(2))
+        await r.dispatcher.offer(r.point(3, final=True))
+        r.release(1, 3)
+        await r.until(lambda: len(r.ends()) == 3)
+        assert r.ends() == {1: ("ok", ""), 2: ("skipped", "busy"), 3: ("ok", "")}
+
+
+async def test_overflow_latest_supersedes_what_queues(tmp_path: Path) -> None:
+    async with room(tmp_path, overflow="latest", max_in_flight=1) as r:
+        await r.dispatcher.offer(r.point(1))
+        await r.until(lambda: r.measure.started == [1])
+        for step in (2, 3):
+            await r.dispatcher.offer(r.point(step))
+        r.release(1, 2, 3)
+        await r.until(lambda: len(r.ends()) == 3)
+        assert r.ends() == {1: ("ok", ""), 2: ("skipped", "superseded"), 3: ("ok", "")}
+
+
+async def test_over_budget_is_no_space_unless_final(tmp_path: Path) -> None:
+    async with room(tmp_path, max_bytes=100) as r:
+        r.used_bytes = 101
+        await r.dispatcher.offer(r.point(1))
+        await r.dispatcher.offer(r.point(2, final=True))
+        r.release(2)
+        await r.until(lambda: len(r.ends()) == 2)
+        assert r.ends() == {1: ("skipped", "no_space"), 2: ("ok", "")}
+
+
+async def test_invalid_and_lost_points_end_with_their_sentence(tmp_path: Path) -> None:
+    async with room(tmp_path) as r:
+        await r.dispatcher.offer(InvalidPoint(r.point(1), "tensor x is missing"))
+        lost = LostPoint(PointKey("r", 2), str(tmp_path), "gone with the reboot", "ckpt_missing")
+        await r.dispatcher.offer(lost)
+        assert r.ends() == {1: ("skipped", "invalid_snapshot"), 2: ("skipped", "ckpt_missing")}
+        first = r.records[0]
+        assert isinstance(first, PointRecord)
+        assert first.detail == "tensor x is missing"
+        assert first.metrics == {"eval/step": 1, "eval/skipped_invalid_snapshot": 1}
+
+
+async def test_trainer_skip_is_consumed_once_it_is_durable(tmp_path: Path) -> None:
+    async with room(tmp_path) as r:
+        for _ in range(2):
+            path = tmp_path / "step_5.skip"
+            path.touch()
+            await r.dispatcher.offer(TrainerSkip(PointKey("r", 5), "export_failed", "disk", path))
+            assert not path.exists()
+        assert r.ends() == {5: ("skipped", "export_failed")}
+        assert len(r.records) == 1
+
+
+async def test_run_end_waits_for_open_points_then_reports(tmp_path: Path) -> None:
+    async with room(tmp_path) as r:
+        end = tmp_path / "run.end"
+        end.touch()
+        await r.dispatcher.offer(r.point(7))
+        await r.dispatcher.offer(RunEnded("r", 7, end))
+        await r.until(lambda: r.measure.started == [7])
+        assert not r.ended_runs
+        r.release(7)
+        await r.until(lambda: r.ended_runs == ["r"])
+        assert not end.exists()
+        last = r.records[-1]
+        assert isinstance(last, RunEnd)
+        assert last.points["ok"] == 1
+
+
+async def test_baseline_goes_before_the_first_step_and_only_once(tmp_path: Path) -> None:
+    def baseline(run: str) -> EvalPoint:
+        snapshot = Snapshot(
+            run=run,
+            step=-1,
+            kind=Kind.BASELINE,
+            directory=tmp_path,
+            fingerprint="b",
+            size_bytes=1,
+            owned=False,
+        )
+        return EvalPoint(PointKey(run, -1, 0, Kind.BASELINE), snapshot)
+
+    async with room(tmp_path, baseline_of=baseline) as r:
+        await r.dispatcher.offer(r.point(1))
+        await r.dispatcher.offer(r.point(2))
+        r.release(-1, 1, 2)
+        await r.until(lambda: len(r.ends()) == 3)
+        assert [x.step for x in r.records if isinstance(x, PointRecord)] == [-1, 1, 2]
+
+
+async def test_drain_starts_nothing_new_and_reports_running_out_of_time(tmp_path: Path) -> None:
+    async with room(tmp_path, max_in_flight=1) as r:
+        await r.dispatcher.offer(r.point(1))
+        await r.dispatcher.offer(r.point(2))
+        await r.until(lambda: r.measure.started == [1])
+        assert not await r.dispatcher.drain(0.05)
+        r.release(1, 2)
+        assert await r.dispatcher.drain(5)
+        assert r.measure.started == [1]
+        assert r.ends() == {1: ("ok", "")}
