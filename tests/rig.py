@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -107,16 +107,15 @@ class Rig:
         self.daemon: subprocess.Popen[bytes] | None = None
         self._starts = 0
 
-    def start(self, *arguments: str, **popen: Any) -> subprocess.Popen[bytes]:
-        """Start the daemon and wait until it serves."""
+    def start(self, *arguments: str, before: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+        """Start the daemon and wait until it serves; ``before``: a program that starts it."""
         self._starts += 1
         with (self.work / f"evald.{self._starts}.log").open("wb") as log:
             self.daemon = subprocess.Popen(
-                [sys.executable, "-m", "evald", "run", str(self.config), *arguments],
+                [*before, sys.executable, "-m", "evald", "run", str(self.config), *arguments],
                 stdout=log,
                 stderr=log,
                 cwd=self.work,
-                **popen,
             )
         daemon = self.daemon
         until(lambda: self.state() == "serving" or daemon.poll() is not None, "the daemon serves")
@@ -175,10 +174,12 @@ class Rig:
                     found.append(int(entry.name))
         return found
 
-    def evald(self, *arguments: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
+    def evald(
+        self, *arguments: str, before: Sequence[str] = (), timeout_s: float = 60.0
+    ) -> subprocess.CompletedProcess[str]:
         """Run an evald command to its end."""
         return subprocess.run(
-            [sys.executable, "-m", "evald", *arguments],
+            [*before, sys.executable, "-m", "evald", *arguments],
             capture_output=True,
             text=True,
             timeout=timeout_s,

@@ -6,8 +6,11 @@ from typing import Any
 
 import aiohttp
 import msgspec
+import structlog
 
 from evald.errors import EvaldError
+
+log = structlog.get_logger(__name__)
 
 #: seconds to reach a server on this machine.
 CONNECT_TIMEOUT_S = 5.0
@@ -132,6 +135,14 @@ class EngineAPI:
         """Abort one request, or all of them; a request that is not there is no error."""
         body = {"abort_all": True} if rid is None else {"rid": rid, "abort_all": False}
         await self._call("POST", "/abort_request", CONTROL_TIMEOUT_S, body)
+
+    async def abort_quietly(self, rids: list[str]) -> None:
+        """Abort requests that nobody waits for; a server that cannot is not asked further."""
+        try:
+            for rid in rids:
+                await self.abort(rid)
+        except EngineError as error:
+            log.info("abort_failed", server=self.base_url, rids=len(rids), detail=str(error))
 
     async def flush_cache(self) -> None:
         """Empty the prefix cache; EngineRejected while requests run."""

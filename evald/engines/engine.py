@@ -13,7 +13,7 @@ import msgspec
 import structlog
 
 from evald.config import Fleet
-from evald.engines.api import EngineAPI, EngineError, EngineRejected, EngineUnreachable
+from evald.engines.api import EngineAPI, EngineError, EngineUnreachable
 from evald.engines.launcher import Launched, Launcher
 from evald.engines.pin import (
     Checksums,
@@ -24,6 +24,15 @@ from evald.engines.pin import (
     is_gone,
     load_and_prove,
 )
+from evald.engines.readiness import (
+    DEATH_NOTICE_S,
+    DEFAULT_LIMIT,
+    MAX_LIMIT,
+    ForeignServer,
+    own_limit,
+    wait_ready,
+    with_death,
+)
 from evald.engines.sglang_table import flag_name
 from evald.engines.slots import Slots
 from evald.engines.state import ALIVE, RestartPolicy, State, StateMachine
@@ -33,14 +42,6 @@ from evald.status.view import EngineView
 
 log = structlog.get_logger(__name__)
 
-#: between two looks at a server that starts.
-START_POLL_S = 0.1
-#: a server that dies while it loads has this long to be seen dead, so that the message can say so.
-DEATH_NOTICE_S = 2.0
-#: requests in flight when the server does not tell its own limit.
-DEFAULT_LIMIT = 32
-#: more connections than this bring nothing on one server.
-MAX_LIMIT = 512
 #: aborting what runs, before the process is stopped.
 STOP_ABORT_TIMEOUT_S = 2.0
 
@@ -161,7 +162,7 @@ class Engine:
     def abort_soon(self, rids: list[str]) -> None:
         """Abort requests whose answers nobody waits for any more."""
         if self.api is not None:
-            task = asyncio.create_task(_abort(self.api, rids), name=f"abort:{self.name}")
+            task = asyncio.create_task(self.api.abort_quietly(rids), name=f"abort:{self.name}")
             self._aborts.add(task)
             task.add_done_callback(self._aborts.discard)
 
@@ -269,12 +270,14 @@ class Engine:
         """Start, then pin and probe until something fails."""
         try:
             async with asyncio.timeout(self._config.start_timeout_s):
-                foreign = await self._wait_ready(api, launched)
+                info = await wait_ready(api, launched, self._config.probe_timeout_s)
         except TimeoutError:
             detail = f"not ready within {self._config.start_timeout_s:g} s; see {launched.log}"
             return self._ended(State.UNHEALTHY, detail)
-        if foreign:
-            return self._ended(State.UNHEALTHY, foreign)
+        except ForeignServer as error:
+            return self._ended(State.UNHEALTHY, str(error))
+        self.sglang_version = info.get("version")
+        self.slots.limit = self._config.max_requests or own_limit(info)
         self._alive_since = self._clock()
         self.was_ready = True
         self._machine.transition(State.READY)
@@ -298,30 +301,6 @@ class Engine:
                 return self._ended(
                     State.UNHEALTHY, f"{failed_probes} health probes in a row failed: {failure}"
                 )
-
-    async def _wait_ready(self, api: EngineAPI, launched: Launched) -> str:
-        """Wait for the first token of a server that is ours; a sentence when it is not."""
-        taken = f"another server answers at {launched.url}"
-        while True:
-            try:
-                served = (await api.model_info()).get("weight_version")
-                break
-            except EngineRejected as error:
-                return f"{taken}: {error}"
-            except EngineError:
-                await asyncio.sleep(START_POLL_S)
-        if served != launched.nonce:
-            return f"{taken}: it has weight version {served!r}"
-        while True:
-            try:
-                await api.health_generate(self._config.probe_timeout_s)
-                info = await api.server_info()
-                break
-            except EngineError:
-                await asyncio.sleep(START_POLL_S)
-        self.sglang_version = info.get("version")
-        self.slots.limit = self._config.max_requests or _own_limit(info)
-        return ""
 
     async def _woken(self, timeout_s: float) -> bool:
         """Wait for an order or distrust; False when ``timeout_s`` passed without any."""
@@ -364,7 +343,7 @@ class Engine:
     async def _pin(self, api: EngineAPI, launched: Launched, order: Order) -> Ending | None:
         """Make the engine serve ``order``; what ended its life, or None."""
         target = order.target
-        if await asyncio.to_thread(is_gone, target.directory):
+        if await is_gone(target.directory):
             self._report_gone(order)
             return None
         self.pinning = order
@@ -388,7 +367,7 @@ class Engine:
                 checksums=self._checksums,
             )
         except PinFailed as error:
-            return await self._pin_ended(order, await self._with_death(launched, error))
+            return await self._pin_ended(order, await with_death(launched, error))
         self.pinning = None
         self.pinned = order
         self.weight_version = proof.weight_version
@@ -397,24 +376,11 @@ class Engine:
         self._events.pinned(self, order, proof)
         return None
 
-    @staticmethod
-    async def _with_death(launched: Launched, error: PinFailed) -> PinFailed:
-        """Add to a dropped connection that the server died, where it did."""
-        if not isinstance(error.__cause__, EngineUnreachable):
-            return error
-        try:
-            async with asyncio.timeout(DEATH_NOTICE_S):
-                returncode = await launched.process.wait()
-        except TimeoutError:
-            return error
-        death = f"the server died of it (code {returncode}), see {launched.log}"
-        return PinFailed(error.stage, f"{error.detail}; {death}")
-
     async def _pin_ended(self, order: Order, error: PinFailed) -> Ending:
         """Report a failed update: whatever the cause, the weights are unknown now."""
         self.pinning = None
         log.warning("pin_attempt_failed", engine=self.name, stage=error.stage, detail=error.detail)
-        if await asyncio.to_thread(is_gone, order.target.directory):
+        if await is_gone(order.target.directory):
             self._report_gone(order)
             return self._ended(State.TAINTED, f"the snapshot vanished: {error}", blamed=True)
         own_fault = self._events.pin_failed(self, order, error)
@@ -425,20 +391,3 @@ class Engine:
             self.order = None
         gone = SnapshotGone(f"cannot load {order.target.directory}: the directory has vanished")
         self._events.pin_failed(self, order, gone)
-
-
-def _own_limit(server_info: dict[str, Any]) -> int:
-    """Read how many requests the server runs at the same time, by its own account."""
-    states = server_info.get("internal_states") or []
-    limits = [state.get("effective_max_running_requests_per_dp") for state in states]
-    total = sum(limit for limit in limits if isinstance(limit, int))
-    return min(total or DEFAULT_LIMIT, MAX_LIMIT)
-
-
-async def _abort(api: EngineAPI, rids: list[str]) -> None:
-    for rid in rids:
-        try:
-            await api.abort(rid)
-        except EngineError as error:
-            log.debug("abort_failed", rid=rid, detail=str(error))
-            return

@@ -113,7 +113,7 @@ class Guard:
 
     def _exec(self, guard_pid: int, report_fd: int) -> None:
         try:
-            _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            _libc.prctl(PR_SET_PDEATHSIG, 0)
             if os.getppid() == guard_pid:  # else the guard died before the line above took effect
                 os.setsid()
                 os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

@@ -7,6 +7,7 @@ and it must carry the version.
 
 from __future__ import annotations
 
+import asyncio
 import enum
 import math
 import secrets
@@ -27,6 +28,8 @@ CANARY_TOKENS = 4
 CANARY_TIMEOUT_S = 60.0
 #: running requests end this soon after they were aborted, or the engine hangs.
 ABORT_TIMEOUT_S = 30.0
+#: a look at the snapshot's directory.
+STAT_TIMEOUT_S = 10.0
 #: digests whose checksum is remembered.
 CHECKSUMS_KEPT = 64
 
@@ -168,6 +171,13 @@ def _is_finite(value: object) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
 
 
-def is_gone(directory: Path) -> bool:
-    """Whether the snapshot's directory has vanished (it may, in a root that evald does not own)."""
-    return not directory.is_dir()
+async def is_gone(directory: Path) -> bool:
+    """Whether the snapshot's directory has vanished (it may, in a root that evald does not own).
+
+    False, too, when its file system does not answer: the load has a deadline of its own.
+    """
+    try:
+        async with asyncio.timeout(STAT_TIMEOUT_S):
+            return not await asyncio.to_thread(directory.is_dir)
+    except TimeoutError:
+        return False

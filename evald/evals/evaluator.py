@@ -22,15 +22,24 @@ __all__ = ["Evaluator", "PointResult", "PreparedPoint", "SetResult"]
 
 
 class Evaluator:
-    """Evaluates points, one after another, while later ones are prepared."""
+    """Evaluates points, one after another, while later ones are prepared.
+
+    ``context_len`` (tokens) is what the engines were told; None: what the model's config says.
+    """
 
     def __init__(
-        self, sets: list[LoadedSet], *, dispatch: Dispatch, results: Results, model_dir: Path
+        self,
+        sets: list[LoadedSet],
+        *,
+        dispatch: Dispatch,
+        results: Results,
+        model_dir: Path,
+        context_len: int | None = None,
     ) -> None:
         self._sample_timeout_s = dispatch.sample_timeout_s
         self._results_dir = Path(results.dir)
         self._modes = Modes.of(results)
-        self._preparation = Preparation(sets, model_dir)
+        self._preparation = Preparation(sets, model_dir, context_len=context_len)
         self._preparing = asyncio.Lock()
         needs_math = any(one.eval_set.grader.endswith("math") for one in sets)
         self._grading = GradingPool(preload_math=needs_math)

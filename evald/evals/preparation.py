@@ -57,10 +57,16 @@ class _Source(msgspec.Struct, frozen=True):
 
 
 class Preparation:
-    """Encodes every set once for each pair of tokenizer and template. Blocking; one at a time."""
+    """Encodes every set once for each pair of tokenizer and template. Blocking; one at a time.
 
-    def __init__(self, sets: list[LoadedSet], model_dir: Path) -> None:
+    ``context_len`` (tokens) is what the engines were told, if they were; it wins over config.json.
+    """
+
+    def __init__(
+        self, sets: list[LoadedSet], model_dir: Path, *, context_len: int | None = None
+    ) -> None:
         self._sets = sets
+        self._context_len = context_len
         self._model_dir = model_dir
         self._limits: ModelLimits | None = None
         self._base: _Source | None = None
@@ -97,9 +103,11 @@ class Preparation:
         """Read the base model's tokenizer and limits, once; raises EvalSkip "crashed"."""
         if self._base is None or self._limits is None:
             try:
-                self._limits = ModelLimits.read(self._model_dir)
+                limits = ModelLimits.read(self._model_dir)
             except PromptError as error:
                 raise EvalSkip(f"cannot use the base model: {error}") from error
+            context_len = self._context_len or limits.context_len
+            self._limits = msgspec.structs.replace(limits, context_len=context_len)
             base = self._read(self._model_dir)
             if base.files is None:
                 raise EvalSkip(f"cannot use the base model's tokenizer: {base.fault}")
@@ -166,14 +174,16 @@ def _key(source: _Source) -> tuple[str | None, str | None]:
     return source.tokenizer, source.template
 
 
-def check_prompts(sets: list[LoadedSet], model_dir: Path) -> list[str]:
+def check_prompts(
+    sets: list[LoadedSet], model_dir: Path, *, context_len: int | None = None
+) -> list[str]:
     """Encode all sets with the base model's tokenizer, before anything starts. Blocking.
 
     Return a sentence for each set with questions that cannot be asked (they will count as
     errors). Raises ConfigError when the tokenizer cannot be used, or no question of a set can.
     Sets that use the snapshot's own tokenizer are looked at with the base model's, too.
     """
-    preparation = Preparation(sets, model_dir)
+    preparation = Preparation(sets, model_dir, context_len=context_len)
     problems: list[str] = []
     notes: list[str] = []
     for loaded in sets:

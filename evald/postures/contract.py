@@ -80,7 +80,7 @@ class Posture(Protocol):
         """End of the point: late answers can never count, engines may be pinned again."""
 
     def capacity(self) -> int:
-        """Samples worth having in flight over all engines right now (at least 1)."""
+        """Count samples worth having in flight over all engines right now (at least 1)."""
 
     def engines(self) -> list[EngineView]:
         """State of each engine for status and records."""

@@ -59,7 +59,8 @@ class FakeEngine:
     """The application: ``app`` for aiohttp, ``on_death`` is called when it must die.
 
     ``model``: directory to boot on (ValueError, OSError when it cannot be read).
-    ``delay_s``: how long each generation runs, but for a canary (it asks for log-probabilities). ``health_s``: how long a probe takes (SGLang: 1 s).
+    ``delay_s``: how long each generation runs, but for a canary (it asks for log-probabilities).
+    ``health_s``: how long a probe takes (SGLang: 1 s).
     """
 
     def __init__(

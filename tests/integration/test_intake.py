@@ -354,6 +354,42 @@ async def test_bytes_that_came_back_wait_too(node: Node) -> None:
         assert (await node.next_point()).key == PointKey("run", 1, 1)
 
 
+async def test_large_copies_of_one_step_are_told_apart_by_their_digests(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(candidate_module, "_INLINE_BYTES", -1)
+    for place, seed in (("step_1", 1), ("run/step_1", 2)):
+        snapshot(node.root / place, seed=seed)
+    async with node.life(keep=5):
+        first, second = await node.next_point(), await node.next_point()
+        assert (first.key, first.snapshot.digest) == (PointKey("run", 1), None)
+        assert second.key == PointKey("run", 1, 1)
+        assert second.snapshot.digest is not None
+        await node.end(second)
+        shutil.rmtree(first.snapshot.directory)
+        snapshot(first.snapshot.directory, seed=2)
+        await until(lambda: first.snapshot.directory in node.retention.kept)
+        assert node.offers.empty()
+
+
+async def test_a_large_copy_that_vanishes_before_its_digest(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(candidate_module, "_INLINE_BYTES", -1)
+    for place in ("step_1", "run/step_1"):
+        snapshot(node.root / place)
+
+    def vanish(directory: Path, *_: object, **__: object) -> str:
+        shutil.rmtree(directory)
+        raise FileNotFoundError
+
+    monkeypatch.setattr(candidate_module, "content_digest", vanish)
+    async with node.life():
+        await node.next_point()
+        await until(lambda: not (node.root / "run" / "step_1").exists())
+        await node.nothing_more()
+
+
 # --- faults ------------------------------------------------------------------------------------
 
 
@@ -676,6 +712,21 @@ async def test_broken_words_are_told_once_and_stay(node: Node) -> None:
     told = [entry["detail"] for entry in logs if entry["event"] == "staging_file_ignored"]
     assert len(told) == 2
     assert any("step_1.skip" in detail for detail in told)
+
+
+async def test_a_word_that_vanishes_before_it_is_read(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def vanish(path: Path, *_: object) -> object:
+        path.unlink()
+        raise FileNotFoundError
+
+    monkeypatch.setattr("evald.staging.words.read_word", vanish)
+    async with node.life(scan_interval_s=0.1):
+        (node.root / "step_1.skip").write_text('{"reason": "busy"}')
+        await until(lambda: node.names == set())
+        await asyncio.sleep(0.3)
+    assert node.offers.empty()
 
 
 async def test_a_run_ends_after_its_last_snapshot(

@@ -9,9 +9,10 @@ import pytest
 
 from evald.config import Fleet
 from evald.engines.api import EngineUnreachable
-from evald.engines.engine import DEFAULT_LIMIT, MAX_LIMIT, Engine, Order, _own_limit
+from evald.engines.engine import Engine, Order
 from evald.engines.launcher import Launched
 from evald.engines.pin import Checksums, PinFailed, PinStage, Proof
+from evald.engines.readiness import DEFAULT_LIMIT, MAX_LIMIT, own_limit
 from evald.engines.state import RestartPolicy, State
 from evald.errors import EvaldError, SnapshotGone
 from evald.postures.campaign import Campaign
@@ -116,7 +117,7 @@ async def test_without_a_server_there_is_no_api() -> None:
     ],
 )
 def test_the_servers_own_limit(info: dict[str, object], limit: int) -> None:
-    assert _own_limit(info) == limit
+    assert own_limit(info) == limit
 
 
 # --- who is to blame ------------------------------------------------------------------------------

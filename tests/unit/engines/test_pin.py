@@ -61,9 +61,9 @@ def test_old_checksums_are_forgotten() -> None:
         checksums.check("used", "bbbb")
 
 
-def test_a_directory_that_vanished(tmp_path: Path) -> None:
-    assert not is_gone(tmp_path)
-    assert is_gone(tmp_path / "step_1")
+async def test_a_directory_that_vanished(tmp_path: Path) -> None:
+    assert not await is_gone(tmp_path)
+    assert await is_gone(tmp_path / "step_1")
 
 
 async def test_slots_bound_what_is_in_flight() -> None:

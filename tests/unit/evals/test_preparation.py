@@ -118,6 +118,8 @@ def test_questions_that_cannot_be_asked_are_told_before_the_start(
     assert note.startswith("eval set 'long': 1 of 2 questions cannot be asked: question 2: the")
     with pytest.raises(ConfigError, match="1 of 1 questions cannot be asked"):
         check_prompts([load_set(make_set(rows[1:], "none"))], base)
+    long = [load_set(make_set(rows, "long"))]
+    assert check_prompts(long, base, context_len=700) == []
 
 
 def test_a_base_model_that_cannot_be_used_is_told_once(tmp_path: Path, make_set: Any) -> None:

@@ -4,6 +4,8 @@ from pathlib import Path
 import pytest
 from staging_cases import NOBODY, as_other_user, open_folder, snapshot
 
+from evald.staging import rights
+from evald.staging.files import list_files
 from evald.staging.rights import deletable, user
 
 ASK = """
@@ -96,3 +98,15 @@ def test_a_read_only_file_system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 def test_users_have_names_or_numbers() -> None:
     assert user(0) == "root (uid 0)"
     assert user(4_000_000) == "uid 4000000"
+
+
+def test_a_file_that_may_not_be_read_is_told_with_its_remedy(tmp_path: Path) -> None:
+    (tmp_path / "a").touch(mode=0o600)
+    (file,) = list_files(tmp_path)
+    assert rights.unreadable(file, PermissionError()) == (
+        f"cannot read a: its mode is 0600 and its owner {user(os.getuid())}, and evald runs as "
+        f"{user(os.getuid())}; the trainer must export with mode 0644 (chmod 0644)"
+    )
+    assert rights.unreadable(file, OSError(5, "Input/output error")) == (
+        "cannot read a: Input/output error"
+    )

@@ -369,3 +369,26 @@ def test_a_bad_base_model_is_told(tmp_path: Path) -> None:
     (tmp_path / "config.json").mkdir()
     with pytest.raises(InvalidSnapshot, match=r"cannot read config\.json: Is a directory"):
         BaseModel.read(tmp_path)
+
+
+# --- races and failing disks -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["model-00001-of-00002.safetensors", INDEX])
+def test_a_file_that_fails_or_vanishes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    directory = snapshot(tmp_path / "s", shards=2)
+    real = Path.open
+    errors: list[OSError] = [OSError(5, "Input/output error"), FileNotFoundError(2, "gone")]
+
+    def failing(self: Path, *arguments: Any, **more: Any) -> Any:
+        if self.name == name:
+            raise errors[0]
+        return real(self, *arguments, **more)
+
+    monkeypatch.setattr(Path, "open", failing)
+    assert fault(directory) == f"cannot read {name}: Input/output error"
+    errors.pop(0)
+    with pytest.raises(FileNotFoundError):
+        validate(directory, base_model())

@@ -168,9 +168,18 @@ def test_leftovers_of_a_killed_export_go_with_the_next_of_that_step(tmp_path: Pa
     assert names(tmp_path) == {"step_1", ".tmp-step_10.alive"}
 
 
-def test_again_the_stale_marker_goes_before_the_first_byte(tmp_path: Path) -> None:
+def test_again_the_stale_marker_goes_before_the_first_byte(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     target = publish(build, tmp_path, 1)
     (target / "old").write_text("old")
+    rename = Path.rename
+
+    def spy(self: Path, goal: Path) -> Path:
+        assert not (self / ".complete").exists()
+        return rename(self, goal)
+
+    monkeypatch.setattr(Path, "rename", spy)
 
     def again(directory: Path) -> None:
         assert not target.exists()

@@ -1,0 +1,116 @@
+"""A running fleet over fake engines, for the tests beside this file."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+from evald.config import Fleet
+from evald.engines.engine import Engine
+from evald.engines.state import State
+from evald.errors import EvaldError
+from evald.postures.contract import GenerateRequest, Generation, Pin, PinTarget
+from evald.postures.fleet import FleetPosture
+from evald.testing import (
+    FakeEngine,
+    FakeLauncher,
+    write_snapshot,
+)
+
+_rids = itertools.count()
+
+
+class Rig:
+    """A running fleet and the fakes behind it."""
+
+    def __init__(self, posture: FleetPosture, launchers: list[FakeLauncher], root: Path) -> None:
+        self.posture = posture
+        self.launchers = launchers
+        self.root = root
+        self.task: asyncio.Task[None] | None = None
+
+    def target(self, step: int, *, answer: int | None = None, **options: Any) -> PinTarget:
+        directory = write_snapshot(
+            self.root / f"step_{step}", answer=step if answer is None else answer, **options
+        )
+        return target_of(directory, step)
+
+    async def ask(self, pin: Pin, samples: int = 1, timeout_s: float = 10.0) -> list[Generation]:
+        return await self.posture.generate(pin, request(samples, timeout_s))
+
+    def engine(self, index: int = 0) -> Engine:
+        return self.posture._engines[index]
+
+    def fake(self, index: int = 0) -> FakeEngine:
+        return self.launchers[index].engines[-1]
+
+    async def until(self, condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+        async with asyncio.timeout(timeout_s):
+            while not condition():  # noqa: ASYNC110 - observed from outside, on purpose
+                await asyncio.sleep(0.01)
+
+    async def until_state(self, state: State, index: int = 0) -> None:
+        await self.until(lambda: self.engine(index).state is state)
+
+
+def target_of(directory: Path, step: int) -> PinTarget:
+    return PinTarget(run="demo", step=step, digest=f"{step:08x}" * 4, directory=directory)
+
+
+def request(samples: int = 1, timeout_s: float = 10.0) -> GenerateRequest:
+    sampling = [
+        {"temperature": 0.0, "max_new_tokens": 32, "sampling_seed": i} for i in range(samples)
+    ]
+    return GenerateRequest(
+        input_ids=[1, 2, 3], sampling=sampling, rid=f"q{next(_rids)}", timeout_s=timeout_s
+    )
+
+
+@contextlib.asynccontextmanager
+async def fleet(
+    base: Path,
+    engines: int = 1,
+    *,
+    configure: Callable[[FakeEngine], None] = lambda _: None,
+    delay_s: float = 0.0,
+    max_running_requests: int = 128,
+    prepare: Callable[[FakeLauncher, int], None] = lambda _launcher, _index: None,
+    wait_ready: bool = True,
+    **settings: Any,
+) -> AsyncIterator[Rig]:
+    launchers: list[FakeLauncher] = []
+
+    def factory(_name: str, index: int) -> FakeLauncher:
+        launcher = FakeLauncher(
+            base,
+            configure=configure,
+            delay_s=delay_s,
+            max_running_requests=max_running_requests,
+        )
+        prepare(launcher, index)
+        launchers.append(launcher)
+        return launcher
+
+    settings = {"start_timeout_s": 5.0, "load_timeout_s": 5.0, "alive_timeout_s": 5.0} | settings
+    config = Fleet(model=str(base), device="cpu", engines=engines, **settings)
+    root = base.parent
+    rig = Rig(FleetPosture(config, results_dir=root, launcher_factory=factory), launchers, root)
+    rig.task = asyncio.create_task(rig.posture.run(), name="fleet")
+    try:
+        if wait_ready:
+            await rig.until(lambda: all(e.state is State.READY for e in rig.posture._engines))
+        yield rig
+    finally:
+        rig.task.cancel()
+        with contextlib.suppress(asyncio.CancelledError, ExceptionGroup, EvaldError):
+            await rig.task
+        for launcher in launchers:
+            assert all(process.returncode is not None for process in launcher.processes)
+
+
+def texts(answers: list[Generation]) -> list[str]:
+    return [answer.text for answer in answers]

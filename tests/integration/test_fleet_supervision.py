@@ -1,0 +1,167 @@
+"""Starts, probes, restarts and quarantine, against fake engines."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from fleet_rig import Rig, fleet, texts
+
+from evald.config import Fleet
+from evald.engines import readiness
+from evald.engines.state import RestartPolicy, State
+from evald.errors import EvaldError, PinViolation, Unhealthy
+from evald.postures.fleet import FleetPosture
+from evald.testing import (
+    FakeEngine,
+    FakeLauncher,
+    Fault,
+    write_base_model,
+    write_fake_python,
+)
+
+UPDATE = "/update_weights_from_disk"
+NAN_BF16 = b"\xc0\x7f"
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RestartPolicy, "FIRST_S", 0.02)
+    monkeypatch.setattr(readiness, "DEATH_NOTICE_S", 0.2)
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    return write_base_model(tmp_path / "base", answer=0)
+
+
+async def test_failed_probes_restart_the_engine(base: Path) -> None:
+    async with fleet(base, probe_interval_s=0.05, probe_timeout_s=0.05, probe_failures=2) as rig:
+        pin = await rig.posture.pin(rig.target(1))
+        rig.fake().script("/health_generate", Fault.BUSY)
+        await asyncio.sleep(0.3)
+        assert len(rig.launchers[0].engines) == 1  # one failure is none
+        rig.fake().script("/health_generate", Fault.HANG, Fault.BUSY)
+        await rig.until(lambda: len(rig.launchers[0].engines) == 2)
+        assert texts(await rig.ask(pin)) == [r"\boxed{1}"]
+        assert rig.posture.engines()[0].restarts == 1
+
+
+async def test_finished_responses_beat_probes(base: Path) -> None:
+    async with fleet(base, probe_interval_s=0.2, probe_timeout_s=0.05, probe_failures=1) as rig:
+        pin = await rig.posture.pin(rig.target(1))
+        rig.fake().script("/health_generate", *[Fault.BUSY] * 50)
+        for _ in range(20):
+            await rig.ask(pin)
+            await asyncio.sleep(0.03)
+        assert len(rig.launchers[0].engines) == 1
+
+
+async def test_foreign_server_behind_the_port_is_refused(base: Path) -> None:
+    async with fleet(base, wait_ready=False) as rig:
+        rig.launchers[0].nonce = "somebody-else"
+        await rig.until(lambda: len(rig.launchers[0].engines) == 2)
+        rig.launchers[0].nonce = None
+        pin = await rig.posture.pin(rig.target(1))
+        assert texts(await rig.ask(pin)) == [r"\boxed{1}"]
+
+
+async def test_start_that_hangs_ends_at_its_deadline(base: Path) -> None:
+    def hang_once(fake: FakeEngine) -> None:
+        if not started:
+            fake.script("/health_generate", Fault.HANG)
+        started.append(fake)
+
+    started: list[FakeEngine] = []
+    async with fleet(base, configure=hang_once, start_timeout_s=0.5, wait_ready=False) as rig:
+        await rig.until_state(State.READY)
+        assert len(started) == 2
+
+
+async def test_all_quarantined_stops_the_fleet_loudly(base: Path) -> None:
+    def refuse(launcher: FakeLauncher, _index: int) -> None:
+        launcher.refuse = ["no such interpreter"] * 9
+
+    async with fleet(base, engines=2, prepare=refuse, wait_ready=False) as rig:
+        with pytest.raises(Unhealthy, match="all are quarantined"):
+            await rig.posture.pin(rig.target(1))
+        assert rig.task is not None
+        with pytest.raises(EvaldError, match=r"all 2 engines are quarantined .*no such int"):
+            await rig.task
+
+
+async def test_pin_gives_up_when_no_engine_is_alive(base: Path) -> None:
+    async with fleet(base, alive_timeout_s=0.3) as rig:
+        for launcher in rig.launchers:
+            launcher._configure = lambda fake: fake.script("/health_generate", *[Fault.BUSY] * 999)
+        rig.fake().die()
+        await rig.until_state(State.STARTING)
+        with pytest.raises(Unhealthy, match=r"no engine was alive for 0\.3 s .*engine-0 starting"):
+            await rig.posture.pin(rig.target(1))
+
+
+async def test_fleet_without_engines(base: Path) -> None:
+    async with fleet(base, engines=0) as rig:
+        with pytest.raises(Unhealthy, match="the fleet has none"):
+            await rig.posture.pin(rig.target(1))
+        assert rig.posture.engines() == []
+        assert rig.posture.capacity() == 1
+
+
+async def test_pin_before_the_engine_is_ready_waits_for_it(base: Path) -> None:
+    async with fleet(
+        base,
+        configure=lambda fake: fake.script("/health_generate", Fault.BUSY, Fault.BUSY),
+        alive_timeout_s=0.01,
+        wait_ready=False,
+    ) as rig:
+        pin = await rig.posture.pin(rig.target(1))
+        assert texts(await rig.ask(pin)) == [r"\boxed{1}"]
+
+
+async def test_real_processes_under_guard_with_a_fake_server_in_them(
+    base: Path, tmp_path: Path
+) -> None:
+    config = Fleet(
+        model=str(base),
+        device="cpu",
+        engines=1,
+        python=str(write_fake_python(tmp_path / "python")),
+        keep_logs=2,
+        stop_grace_s=5.0,
+        start_timeout_s=30.0,
+        # so that coverage sees the child
+        pass_env=["COVERAGE_PROCESS_CONFIG", "COVERAGE_PROCESS_START"],
+        sglang={"load_format": "safetensors", "max_running_requests": 7},
+    )
+    posture = FleetPosture(config, results_dir=tmp_path / "results")
+    rig = Rig(posture, [], tmp_path)
+    task = asyncio.create_task(posture.run(), name="fleet")
+    try:
+        bad = rig.target(1)
+        shard = bad.directory / "model.safetensors"
+        shard.write_bytes(shard.read_bytes()[:-1000])
+        with pytest.raises(PinViolation, match=r"stage load: .*died of it \(code -9\), see .*log"):
+            await posture.pin(bad)
+        pin = await posture.pin(rig.target(2))
+        assert texts(await rig.ask(pin)) == [r"\boxed{2}"]
+        assert posture.capacity() == 7
+        pid = posture.engines()[0].pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)  # a crash while it serves: back on the same snapshot
+        assert texts(await rig.ask(pin, timeout_s=30.0)) == [r"\boxed{2}"]
+        assert posture.engines()[0].restarts == 1
+        last = posture.engines()[0].pid
+        assert last is not None
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+    with pytest.raises(ProcessLookupError):
+        os.kill(last, 0)
+    logs = sorted((tmp_path / "results" / "engines" / "engine-0").glob("*.log"))
+    assert [log.name for log in logs] == ["0003.log", "0004.log"]
