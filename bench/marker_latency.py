@@ -18,6 +18,8 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from evald.results.follow import Follower
@@ -49,7 +51,7 @@ def main() -> int:
     args = parser.parse_args()
     count = args.snapshots or (50 if args.quick else 200)
     work = Path(tempfile.mkdtemp(prefix="evald-bench-"))
-    root = Path(tempfile.mkdtemp(prefix="evald-bench-", dir="/dev/shm"))  # noqa: S108
+    root = Path(tempfile.mkdtemp(prefix="evald-bench-", dir="/dev/shm"))
     try:
         latencies = measure(work, root, count)
     finally:
@@ -69,6 +71,20 @@ def main() -> int:
 
 def measure(work: Path, root: Path, count: int) -> list[float]:
     """Latencies in seconds, one for each accepted snapshot."""
+    stop = threading.Event()
+    writer = threading.Thread(target=write_shards, args=(root / "step_999999", stop))
+    with running_daemon(work, root):
+        writer.start()
+        try:
+            return drop_and_watch(root, work / "results" / "results.jsonl", count)
+        finally:
+            stop.set()
+            writer.join()
+
+
+@contextmanager
+def running_daemon(work: Path, root: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a daemon without engines that watches ``root``; it serves when the block begins."""
     write_base_model(work / "base")
     (work / "none.jsonl").write_text('{"prompt": "1+1=", "label": "2"}\n')
     config = work / "config.toml"
@@ -77,16 +93,10 @@ def measure(work: Path, root: Path, count: int) -> list[float]:
         daemon = subprocess.Popen(
             [sys.executable, "-m", "evald", "run", str(config)], stdout=log, stderr=log
         )
-    stop = threading.Event()
-    writer = threading.Thread(target=write_shards, args=(root / "step_999999", stop))
     try:
         wait_ready(root, work / "evald.log")
-        writer.start()
-        return drop_and_watch(root, work / "results" / "results.jsonl", count)
+        yield daemon
     finally:
-        stop.set()
-        if writer.ident is not None:
-            writer.join()
         daemon.send_signal(signal.SIGTERM)
         daemon.wait(timeout=60)
 

@@ -191,6 +191,13 @@ class Config(Table, frozen=True, kw_only=True):
         return Path(self.results.dir) / "results.jsonl"
 
     @property
+    def context_len(self) -> int | None:
+        """Tokens of a prompt with its answer, if [fleet.sglang] sets them; else the model's own."""
+        table = {key.replace("-", "_"): value for key, value in self.fleet.sglang.items()}
+        length = table.get("context_length")
+        return length if isinstance(length, int) else None
+
+    @property
     def engine_count(self) -> int:
         """Engines that evald launches (set by the loader from any two of the three)."""
         return self.fleet.engines or 0

@@ -67,6 +67,7 @@ class Daemon:
                 dispatch=config.dispatch,
                 results=config.results,
                 model_dir=Path(config.fleet.model),
+                context_len=config.context_len,
             )
             stack.push_async_callback(evaluator.close)
             posture = FleetPosture(config.fleet, results_dir=Path(config.results.dir))

@@ -9,7 +9,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("--steps", type=_positive, default=1800, metavar="N", help="default 1800")
     parser.add_argument(
-        "--every", type=_positive, default=200, metavar="N", help="steps between two snapshots"
+        "--every", type=_positive, default=150, metavar="N", help="steps between two snapshots"
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of model and training")
     parser.add_argument(

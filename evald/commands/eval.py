@@ -86,6 +86,7 @@ async def _evaluate(config: Config, directory: Path, step: int) -> PointRecord:
         dispatch=config.dispatch,
         results=config.results,
         model_dir=Path(config.fleet.model),
+        context_len=config.context_len,
     )
     posture = FleetPosture(config.fleet, results_dir=Path(config.results.dir))
     engines = asyncio.create_task(posture.run(), name="engines")

@@ -36,7 +36,7 @@ class Options:
     """What the command line says."""
 
     steps: int = 1800
-    every: int = 200
+    every: int = 150
     seed: int = 0
     min_mean: float = 0.85
     keep_files: bool = False

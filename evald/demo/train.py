@@ -132,7 +132,7 @@ def main() -> None:
     parser.add_argument("--base", type=Path, required=True, help="directory of the base model")
     parser.add_argument("--root", type=Path, required=True, help="staging root")
     parser.add_argument("--steps", type=int, default=1800)
-    parser.add_argument("--every", type=int, default=200, help="steps between two snapshots")
+    parser.add_argument("--every", type=int, default=150, help="steps between two snapshots")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     if args.steps < 1 or args.every < 1:

@@ -108,12 +108,16 @@ class Guard:
         os.close(write_fd)
         failure = os.read(read_fd, 4096)
         os.close(read_fd)
-        _say(f"failed {failure.decode()}" if failure else f"started {self.pid}")
-        return not failure
+        if failure:
+            os.waitpid(self.pid, 0)  # it ends by itself, after its last words
+            _say(f"failed {failure.decode()}")
+            return False
+        _say(f"started {self.pid}")
+        return True
 
     def _exec(self, guard_pid: int, report_fd: int) -> None:
         try:
-            _libc.prctl(PR_SET_PDEATHSIG, 0)
+            _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() == guard_pid:  # else the guard died before the line above took effect
                 os.setsid()
                 os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

@@ -80,6 +80,8 @@ class SampleJournal:
     def load(self, digest: str, config: str) -> dict[tuple[str, int], SampleRecord]:
         """Return the scored samples of this digest and config, by question and sample number.
 
+        They come without their texts (``response``, ``reference``, ``grader_reason``).
+
         Cuts a torn last line off; a line that cannot be read is passed by, its sample is
         generated again. Blocks for one read of the file; raises OSError.
         """
@@ -95,6 +97,9 @@ class SampleJournal:
                 log.warning("sample_unreadable", path=str(self.path), line=number, error=str(fault))
                 continue
             if (record.status, record.digest, record.config) == ("scored", digest, config):
+                # a resume needs the numbers; all texts of a large set would fill the memory
+                record.response = record.grader_reason = ""
+                record.reference = None
                 samples[record.question, record.sample] = record
         return samples
 

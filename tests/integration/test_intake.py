@@ -22,12 +22,13 @@ from evald.point import EvalPoint, Kind, Outcome, PointKey, SkipReason
 from evald.results.index import PointIndex
 from evald.results.records import Accepted, PointRecord
 from evald.staging import candidate as candidate_module
+from evald.staging import intake as intake_module
 from evald.staging.candidate import Reader
 from evald.staging.digest import HashingStopped
 from evald.staging.intake import Intake, check_snapshot
 from evald.staging.offers import InvalidPoint, LostPoint, Offer, RunEnded, TrainerSkip
 from evald.staging.retention import Retention
-from evald.staging.scan import FoundSnapshot
+from evald.staging.scan import Found, FoundSnapshot, Layout, scan
 from evald.staging.validate import BaseModel
 from evald.testing import Tensor, model_tensors, write_base_model, write_snapshot
 from evald.trainer.publish import end_run, publish, skip
@@ -744,6 +745,34 @@ async def test_a_run_ends_after_its_last_snapshot(
         (node.root / "run.end").write_text('{"last_step": 1}')
         await node.next_point()
         assert isinstance(await node.next(), RunEnded)
+
+
+async def test_a_marker_that_one_scan_missed_comes_before_the_runs_end(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raced: list[Path] = []
+
+    def racing(layout: Layout) -> Found:
+        found = scan(layout)
+        if found.files and not raced:  # the root was listed after the marker was looked for
+            raced.append(snapshot(node.root / "step_1"))
+        return found
+
+    monkeypatch.setattr(intake_module, "scan", racing)
+    async with node.life(scan_interval_s=30.0):
+        (node.root / "run.end").write_text('{"last_step": 1}')
+        assert (await node.next_point()).key.step == 1
+        assert isinstance(await node.next(), RunEnded)
+
+
+async def test_an_older_request_comes_before_a_snapshot(node: Node) -> None:
+    node.root.mkdir()
+    request(node, kind="baseline")
+    os.utime(node.root / "ask.request", (1000, 1000))
+    snapshot(node.root / "step_0")
+    async with node.life():
+        kinds = [(await node.next_point()).key.kind for _ in range(2)]
+    assert kinds == [Kind.BASELINE, Kind.STEP]
 
 
 async def test_a_request_that_cannot_be_removed_is_told(

@@ -154,3 +154,16 @@ async def test_a_kernel_without_events_is_polled(
     assert watch.poll_interval_s(0) == 0.02
     assert not await watch.arm({tmp_path: identity(tmp_path)})
     await watch.close()
+
+
+async def test_a_recreated_folder_is_watched_anew(tmp_path: Path) -> None:
+    watch = Watch(tmp_path / "root", "m", scan_interval_s=30)
+    (tmp_path / "root").mkdir()
+    assert await watch.arm({tmp_path / "root": identity(tmp_path / "root")})
+    (tmp_path / "root").rename(tmp_path / "old")
+    (tmp_path / "root").mkdir()
+    assert await watch.arm({tmp_path / "root": identity(tmp_path / "root")})
+    watch._hint.clear()
+    (tmp_path / "root" / "step_1").mkdir()
+    assert await wait(watch, []) < 5
+    await watch.close()
