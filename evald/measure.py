@@ -179,7 +179,7 @@ class _Life:
         self.point = point
         self.set_ids: list[str] = []
         self._started = self._mark = time.monotonic()
-        self._timings = Timings()
+        self._timings = Timings(validate_s=point.snapshot.validate_s)
 
     def stamp(self, stage: str) -> None:
         """Book the time since the last stamp under ``stage``."""
@@ -207,7 +207,7 @@ def skipped_record(
         outcome=Outcome.SKIPPED,
         reason=str(reason),
         detail=detail,
-        timings=life.finish() if life else Timings(),
+        timings=life.finish() if life else Timings(validate_s=snapshot.validate_s),
         metrics={"eval/step": key.step, f"eval/skipped_{reason}": 1},
         void_sets=life.set_ids if life else [],
         directory=str(snapshot.directory),

@@ -79,6 +79,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     #: seconds, from the manifest; what the export cost the trainer.
     export_s: float | None = None
     stall_s: float | None = None
+    #: seconds that its validation took, an inline digest included.
+    validate_s: float = 0.0
     #: ``time.time()`` of the marker.
     marker_time: float = 0.0
 

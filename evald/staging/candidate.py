@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 
 import msgspec
@@ -34,6 +35,8 @@ class Candidate(msgspec.Struct, kw_only=True):
     size_bytes: int = 0
     manifest: Manifest = msgspec.field(default_factory=Manifest)
     digest: str | None = None
+    #: seconds that validation took, an inline digest included.
+    validate_s: float = 0.0
     #: one sentence: why no engine may see it.
     fault: str = ""
     #: file to remove once the point is in the ledger.
@@ -55,6 +58,7 @@ class Candidate(msgspec.Struct, kw_only=True):
                 owned=self.owned,
                 export_s=self.manifest.export_s,
                 stall_s=self.manifest.stall_s,
+                validate_s=self.validate_s,
                 marker_time=self.marker_time,
             ),
         )
@@ -110,12 +114,13 @@ class Reader:
 
         A fault is noted in the candidate. Raises SnapshotGone also when the directory changed.
         """
-        before = candidate.fingerprint
+        before, began = candidate.fingerprint, time.monotonic()
         if not candidate.fault and self._config.validation == "full":
             self._validate(candidate)
         cheap = candidate.size_bytes <= _INLINE_BYTES or candidate.manifest.is_hashed
         if not candidate.fault and (cheap or hashed):
             self.hash(candidate)
+        candidate.validate_s = time.monotonic() - began
         self.look_again(candidate)
         if candidate.fingerprint != before:
             raise SnapshotGone(f"{candidate.directory} changed while it was validated")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -90,3 +93,11 @@ class Tree:
 
     def is_gone(self) -> bool:
         return not any(is_alive(pid) for pid in self.pids().values())
+
+    def clean_up(self) -> None:
+        """Kill what a failed test left."""
+        for pid in self.pids().values():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                # The pid may be another's by now.
+                if str(self.notes).encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    os.kill(pid, signal.SIGKILL)

@@ -52,8 +52,10 @@ def rest(process: subprocess.Popen[str]) -> list[str]:
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> Tree:
-    return Tree(tmp_path)
+def tree(tmp_path: Path) -> Iterator[Tree]:
+    tree = Tree(tmp_path)
+    yield tree
+    tree.clean_up()
 
 
 @pytest.fixture

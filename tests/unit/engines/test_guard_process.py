@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +33,10 @@ def run(request: pytest.FixtureRequest) -> Run:
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> Tree:
-    return Tree(tmp_path)
+def tree(tmp_path: Path) -> Iterator[Tree]:
+    tree = Tree(tmp_path)
+    yield tree
+    tree.clean_up()
 
 
 async def started(tree: Tree, *behaviour: str) -> EngineProcess:

@@ -14,8 +14,10 @@ from evald.engines.leftovers import PidFile, pid_file, reap_leftovers, write_pid
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> Tree:
-    return Tree(tmp_path)
+def tree(tmp_path: Path) -> Iterator[Tree]:
+    tree = Tree(tmp_path)
+    yield tree
+    tree.clean_up()
 
 
 @pytest.fixture
