@@ -100,6 +100,7 @@ class Daemon:
             retention=retention,
             used_bytes=lambda: self._intake.view().used_bytes,
             max_bytes=config.staging.max_bytes,
+            owned=config.staging.owned,
             on_run_end=self._run_ended,
             baseline=self._baseline if config.dispatch.baseline else None,
         )

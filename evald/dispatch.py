@@ -30,8 +30,9 @@ class Dispatcher:
     """Queues points in order of arrival and runs at most ``max_in_flight`` of them.
 
     ``used_bytes`` tells the bytes of all snapshots in the staging root; ``max_bytes`` is their
-    budget. ``on_run_end`` is called once the run is over and all its points have ended;
-    ``baseline`` makes a run's baseline point, which goes before the run's first step.
+    budget; ``owned``: evald deletes in it. ``on_run_end`` is called once the run is over and all
+    its points have ended; ``baseline`` makes a run's baseline point, which goes before the run's
+    first step.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Dispatcher:
         retention: Retention,
         used_bytes: Callable[[], int],
         max_bytes: int | None,
+        owned: bool,
         on_run_end: Callable[[str], None],
         baseline: Callable[[str], EvalPoint] | None = None,
     ) -> None:
@@ -54,6 +56,7 @@ class Dispatcher:
         self._retention = retention
         self._used_bytes = used_bytes
         self._max_bytes = max_bytes
+        self._owned = owned
         self._on_run_end = on_run_end
         self._baseline = baseline
         self._baselined: set[str] = set()
@@ -76,7 +79,7 @@ class Dispatcher:
             case InvalidPoint(point=point, detail=detail):
                 await self._end(point, skipped_record(point, SkipReason.INVALID_SNAPSHOT, detail))
             case LostPoint(key=key, directory=directory, reason=reason, detail=detail):
-                point = EvalPoint(key, _no_snapshot(key, Path(directory)))
+                point = EvalPoint(key, _no_snapshot(key, directory))
                 await self._record(skipped_record(point, reason, detail))
             case TrainerSkip():
                 await self._trainer_skip(offer)
@@ -159,7 +162,17 @@ class Dispatcher:
             point = EvalPoint(key, _no_snapshot(key, Path()))
             detail = offer.detail or f"the trainer skipped this step ({offer.reason})"
             await self._record(skipped_record(point, offer.reason, detail))
-        await asyncio.to_thread(offer.path.unlink, missing_ok=True)
+        await self._consume(offer.path)
+
+    async def _consume(self, path: Path) -> None:
+        """Remove a trainer's file: its record is durable."""
+        if not self._owned:
+            return
+        try:
+            await asyncio.to_thread(path.unlink, missing_ok=True)
+        except OSError as error:
+            # not read again in this life, and known to the ledger in the next one
+            log.warning("staging_file_kept", path=str(path), error=error.strerror)
 
     # --- the points ----------------------------------------------------------------------------
 
@@ -263,7 +276,7 @@ class Dispatcher:
                 await self._ledger.append(
                     RunEnd(run=run, step=end.last_step, record_id=f"{run}/run_end", points=counts)
                 )
-            await asyncio.to_thread(end.path.unlink, missing_ok=True)
+            await self._consume(end.path)
             del self._ending_runs[run]
             log.info("run_ended", run=run, last_step=end.last_step)
             self._on_run_end(run)

@@ -28,6 +28,11 @@ STEP_S = 0.5
 KILL_STEP_S = 0.005
 #: shell convention for "could not be executed".
 EXEC_FAILED = 127
+#: seconds between two looks at the shared memory of the engine.
+MEMORY_STEP_S = 10.0
+#: where it lies, and how the names begin that SGLang, NCCL and Python leave behind when killed.
+SHARED_MEMORY = "/dev/shm/"  # noqa: S108 (POSIX shared memory, no temporary file of ours)
+LEAKING = ("sglang_loads_", "sgl_shm_", "cuda.shm.", "nccl-", "psm_", "sem.mp-")
 DEFERRED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -88,6 +93,21 @@ def descendants(root: int) -> list[int]:
     return found
 
 
+def shared_memory(pid: int) -> set[str]:
+    """Return the shared memory files of LEAKING names that a process has mapped."""
+    found: set[str] = set()
+    try:
+        with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as file:  # noqa: PTH123 (as above)
+            for line in file:
+                path = line.rstrip("\n").partition(SHARED_MEMORY)[2]
+                # no slash: a snapshot lies in a directory of its own, and is nothing of ours
+                if path.startswith(LEAKING) and "/" not in path:
+                    found.add(SHARED_MEMORY + path.removesuffix(" (deleted)"))
+    except OSError:
+        return set()  # it has ended
+    return found
+
+
 class Guard:
     """One engine under guard: launcher, process group and everything they start."""
 
@@ -96,6 +116,7 @@ class Guard:
         self.log_fd = log_fd
         self.pid = 0
         self.launcher_exited = False
+        self.memory: set[str] = set()
 
     def start(self) -> bool:
         """Fork the launcher into a session of its own; False, and a report, if it cannot run."""
@@ -142,6 +163,17 @@ class Guard:
                 self.launcher_exited = True
                 _say(f"exited {os.waitstatus_to_exitcode(status)}")
 
+    def note_memory(self) -> None:
+        """Remember which shared memory is the engine's: once it is dead nobody can tell."""
+        for pid in descendants(os.getpid()):
+            self.memory |= shared_memory(pid)
+
+    def free_memory(self) -> None:
+        """Remove the shared memory that the engine, now gone, has left behind."""
+        for path in self.memory:
+            with contextlib.suppress(OSError):
+                os.unlink(path)  # noqa: PTH108 (as above)
+
     def terminate(self) -> None:
         """Ask the launcher to end: it ends the others in order, where the whole group would not.
 
@@ -157,6 +189,7 @@ class Guard:
         and the daemon has its own deadline for waiting.
         """
         step_s = KILL_STEP_S
+        self.note_memory()
         while True:
             self.reap()
             left = descendants(os.getpid())
@@ -167,13 +200,18 @@ class Guard:
                     os.kill(pid, signal.SIGKILL)
             time.sleep(step_s)
             step_s = min(2 * step_s, STEP_S)
+        self.free_memory()
         _say("gone")
 
     def watch(self, wakeup_fd: int) -> None:
         """Return once the launcher ended, the daemon is gone, or a stop's grace is over."""
         deadline = float("inf")
         pending = b""
+        look_at = time.monotonic()
         while not self.launcher_exited:
+            if time.monotonic() >= look_at:
+                self.note_memory()
+                look_at = time.monotonic() + MEMORY_STEP_S
             timeout_s = min(STEP_S, deadline - time.monotonic())
             if timeout_s <= 0:
                 return
@@ -186,6 +224,7 @@ class Guard:
                     return
                 *lines, pending = (pending + chunk).split(b"\n")
                 for line in lines:
+                    self.note_memory()
                     self.terminate()
                     grace_s = float(line.removeprefix(b"stop "))
                     deadline = min(deadline, time.monotonic() + grace_s)

@@ -50,7 +50,7 @@ class Rig:
 
     async def until(self, condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
         async with asyncio.timeout(timeout_s):
-            while not condition():  # noqa: ASYNC110 - observed from outside, on purpose
+            while not condition():
                 await asyncio.sleep(0.01)
 
     async def until_state(self, state: State, index: int = 0) -> None:

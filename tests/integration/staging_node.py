@@ -149,5 +149,5 @@ class Node:
 
 async def until(true: Callable[[], bool]) -> None:
     async with asyncio.timeout(20):
-        while not true():  # noqa: ASYNC110 (files change without an event)
+        while not true():
             await asyncio.sleep(0.02)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,11 +20,11 @@ NOBODY = 65534
 
 
 @pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Rig:
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     work = tmp_path_factory.mktemp("bad")
     with rig(work, python=write_fake_python(work / "fake-python")) as made:
         made.start()
-        yield made  # type: ignore[misc]
+        yield made
 
 
 def engine_pid(r: Rig) -> int:

@@ -98,7 +98,9 @@ def test_kill_9_in_mid_evaluation_resumes_and_records_once(tmp_path: Path) -> No
         until(lambda: len(list(r.root.glob("step_*"))) == 2, "no more than keep is left")
 
 
-def test_a_restart_does_not_evaluate_again_what_has_ended(tmp_path: Path, fake_python: Path) -> None:
+def test_a_restart_does_not_evaluate_again_what_has_ended(
+    tmp_path: Path, fake_python: Path
+) -> None:
     with rig(tmp_path, python=fake_python) as r:
         r.start()
         write_snapshot(r.root / "step_1", seed=1, answer=7)
@@ -207,7 +209,9 @@ def test_trainer_skip_baseline_and_requests(tmp_path: Path, fake_python: Path) -
         assert not list(r.root.glob("*.skip"))
 
 
-def test_status_tail_and_check_speak_of_the_running_daemon(tmp_path: Path, fake_python: Path) -> None:
+def test_status_tail_and_check_speak_of_the_running_daemon(
+    tmp_path: Path, fake_python: Path
+) -> None:
     with rig(tmp_path, python=fake_python) as r:
         daemon = r.start()
         write_snapshot(r.root / "step_1", seed=1, answer=7)

@@ -11,7 +11,7 @@ from typing import Any
 from evald.config import Dispatch, Results, Staging
 from evald.dispatch import Dispatcher
 from evald.measure import skipped_record
-from evald.point import EvalPoint, Kind, Outcome, PointKey, Snapshot
+from evald.point import EvalPoint, Kind, Outcome, PointKey, SkipReason, Snapshot
 from evald.results.follow import read_records
 from evald.results.ledger import Ledger
 from evald.results.records import Accepted, AnyRecord, PointRecord, RunEnd, SetRecord
@@ -36,7 +36,7 @@ class HeldMeasure:
         *,
         turn: asyncio.Event,
         on_state: Callable[[str], None],
-        on_set: Callable[[SetRecord], Awaitable[None]],
+        on_set: Callable[[SetRecord], Awaitable[None]],  # noqa: ARG002 (the contract's)
     ) -> PointRecord:
         self.started.append(point.key.step)
         on_state("waiting")
@@ -66,6 +66,7 @@ class Room:
         (tmp_path / "root").mkdir(exist_ok=True)
         max_bytes = dispatch.pop("max_bytes", None)
         baseline = dispatch.pop("baseline_of", None)
+        owned = dispatch.pop("owned", True)
         self.dispatcher = Dispatcher(
             Dispatch(**dispatch),
             ledger=self.ledger,
@@ -74,6 +75,7 @@ class Room:
             retention=Retention(staging),
             used_bytes=lambda: self.used_bytes,
             max_bytes=max_bytes,
+            owned=owned,
             on_run_end=self.ended_runs.append,
             baseline=baseline,
         )
@@ -194,7 +196,9 @@ async def test_over_budget_is_no_space_unless_final(tmp_path: Path) -> None:
 async def test_invalid_and_lost_points_end_with_their_sentence(tmp_path: Path) -> None:
     async with room(tmp_path) as r:
         await r.dispatcher.offer(InvalidPoint(r.point(1), "tensor x is missing"))
-        lost = LostPoint(PointKey("r", 2), str(tmp_path), "gone with the reboot", "ckpt_missing")
+        lost = LostPoint(
+            PointKey("r", 2), tmp_path, "gone with the reboot", SkipReason.CKPT_MISSING
+        )
         await r.dispatcher.offer(lost)
         assert r.ends() == {1: ("skipped", "invalid_snapshot"), 2: ("skipped", "ckpt_missing")}
         first = r.records[0]
@@ -212,6 +216,22 @@ async def test_trainer_skip_is_consumed_once_it_is_durable(tmp_path: Path) -> No
             assert not path.exists()
         assert r.ends() == {5: ("skipped", "export_failed")}
         assert len(r.records) == 1
+
+
+async def test_a_trainers_file_that_cannot_be_removed_costs_nothing(tmp_path: Path) -> None:
+    async with room(tmp_path) as r:
+        path = tmp_path / "a-directory.skip"
+        path.mkdir()  # unlink fails
+        await r.dispatcher.offer(TrainerSkip(PointKey("r", 5), "busy", "", path))
+        assert r.ends() == {5: ("skipped", "busy")}
+
+
+async def test_nothing_is_removed_in_a_root_that_is_not_owned(tmp_path: Path) -> None:
+    async with room(tmp_path, owned=False) as r:
+        path = tmp_path / "step_5.skip"
+        path.touch()
+        await r.dispatcher.offer(TrainerSkip(PointKey("r", 5), "busy", "", path))
+        assert path.exists()
 
 
 async def test_run_end_waits_for_open_points_then_reports(tmp_path: Path) -> None:

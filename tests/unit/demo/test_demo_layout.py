@@ -91,5 +91,5 @@ def test_the_config_is_good_and_points_into_the_layout(tmp_path: Path) -> None:
     assert [Path(s.path) for s in config.eval] == write_eval_sets(layout.data, count=1)
     assert {s.grader for s in config.eval} == {"boxed_exact"}
     by_default = load_config(layout.config, environ={})
-    assert by_default.staging.root == "/dev/shm/evald-demo"  # noqa: S108 - the contract's value
+    assert by_default.staging.root == "/dev/shm/evald-demo"
     assert by_default.results_file == found.directory / "results" / "results.jsonl"

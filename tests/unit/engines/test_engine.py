@@ -85,7 +85,7 @@ async def test_cancelled_in_backoff_is_stopped() -> None:
     one = engine()
     task = asyncio.create_task(one.run())
     async with asyncio.timeout(5):
-        while one.view().state != "backoff":  # noqa: ASYNC110 - observed from outside
+        while one.view().state != "backoff":
             await asyncio.sleep(0.005)
     assert not one.alive
     task.cancel()

@@ -38,7 +38,7 @@ def command(
         Fleet(model="/models/base", **fleet),
         port=20123,
         nonce="n0nce",
-        config_file=Path("/tmp/e0.yaml"),  # noqa: S108 (only a name here)
+        config_file=Path("/tmp/e0.yaml"),
         index=index,
         environ=ENVIRON if environ is None else environ,
     )
@@ -51,7 +51,7 @@ def test_a_gpu_engine() -> None:
         *("--schedule-policy=lpm", "--enable-metrics", "--log-level-http=warning"),
         *("--model-path", "/models/base", "--device", "cuda", "--tp-size", "2"),
         *("--host", "127.0.0.1", "--port", "20123", "--weight-version", "n0nce"),
-        *("--config", "/tmp/e0.yaml"),  # noqa: S108
+        *("--config", "/tmp/e0.yaml"),
     ]
     assert launch.env["CUDA_VISIBLE_DEVICES"] == "2,3"
     assert "SGLANG_USE_CPU_ENGINE" not in launch.env

@@ -193,3 +193,30 @@ def test_wants_a_command(daemon: Daemon) -> None:
 
 def test_read_stat_of_nobody() -> None:
     assert guard.read_stat(2**22 + 1) is None
+
+
+@pytest.mark.parametrize("how", ["stop", "daemon dies"])
+def test_removes_the_engines_shared_memory_and_no_other_file(
+    daemon: Daemon, tree: Tree, tmp_path: Path, how: str
+) -> None:
+    nonce = f"{os.getpid()}_{tmp_path.name}"
+    snapshots = Path(f"/dev/shm/evald-test-{nonce}")
+    snapshots.mkdir()
+    ours = Path(f"/dev/shm/sglang_loads_{nonce}.shm")
+    others = [Path(f"/dev/shm/other_{nonce}"), snapshots / "sglang_loads_x.safetensors"]
+    try:
+        mapped = ",".join(str(path) for path in (ours, *others))
+        process = daemon.start("--", *tree.argv("memory", mapped))
+        tree.wait_started()
+        assert ours.exists()
+        if how == "stop":
+            send(process, "stop 0.2\n")
+        else:
+            pipe(process.stdin).close()
+        assert rest(process)[-1] == "gone"
+        assert not ours.exists()
+        assert all(path.exists() for path in others)
+    finally:
+        for path in (ours, *others):
+            path.unlink(missing_ok=True)
+        snapshots.rmdir()

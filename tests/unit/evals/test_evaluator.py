@@ -74,7 +74,7 @@ class FakePosture:
 
 async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 - any condition, not an event
+        while not condition():
             await asyncio.sleep(0.01)
 
 
