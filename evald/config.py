@@ -88,7 +88,53 @@ class Status(Table, frozen=True, kw_only=True):
     socket: str | None = None
 
 
-class Fleet(Table, frozen=True, kw_only=True):
+class EngineLimits(Table, frozen=True, kw_only=True):
+    """What all postures with engines have in common: how long evald waits for what."""
+
+    #: one update_weights_from_disk.
+    load_timeout_s: Seconds = 600.0
+    #: running requests of an engine before it is pinned again.
+    drain_timeout_s: Seconds = 60.0
+    #: a point waits this long for an engine that serves.
+    alive_timeout_s: Seconds = 600.0
+    #: seconds between two health probes, and how long one may take.
+    probe_interval_s: Seconds = 15.0
+    probe_timeout_s: Seconds = 30.0
+    #: failed probes in a row that make an engine unhealthy.
+    probe_failures: Positive = 3
+    #: pin attempts on one digest before the snapshot is blamed.
+    pin_attempts: Positive = 2
+    #: most requests in flight for each engine; None: as many as raise its throughput.
+    max_requests: Positive | None = None
+
+
+class Group(Table, frozen=True, kw_only=True):
+    """Engines of one shape within a fleet."""
+
+    name: Name
+    #: any two of engines, gpus and gpus_per_engine give the third.
+    engines: Count | None = None
+    gpus: Count | None = None
+    gpus_per_engine: Positive | None = None
+    #: server arguments of this group; [fleet.sglang] wins over them.
+    sglang: dict[str, Any] = {}
+
+
+class Inherit(Table, frozen=True, kw_only=True):
+    """Server arguments of the rollout engines that the user has tuned; exactly one source."""
+
+    #: JSON, YAML or TOML file of server arguments.
+    file: str | None = None
+    #: a full sglang.launch_server command line.
+    command: str | None = None
+    #: a live engine: the launch_command of its /server_info.
+    url: str | None = None
+    #: where the live engine's key is, if it wants one.
+    api_key_env: str | None = None
+    api_key_file: str | None = None
+
+
+class Fleet(EngineLimits, frozen=True, kw_only=True):
     """SGLang servers that evald launches and owns."""
 
     #: local directory of the base model: engines boot on it, snapshots must match it.
@@ -98,33 +144,83 @@ class Fleet(Table, frozen=True, kw_only=True):
     engines: Count | None = None
     gpus: Count | None = None
     gpus_per_engine: Positive | None = None
+    #: two kinds of engines in one fleet, instead of the three above.
+    group: list[Group] = []
+    #: "update" loads snapshots into running engines; "restart" starts the engines on them.
+    pin_mode: Literal["update", "restart"] = "update"
     #: interpreter that has SGLang; None: the daemon's own.
     python: str | None = None
     #: from launch to the first generated token.
     start_timeout_s: Seconds = 1800.0
-    #: one update_weights_from_disk.
-    load_timeout_s: Seconds = 600.0
-    #: running requests of an engine before it is pinned again.
-    drain_timeout_s: Seconds = 60.0
-    #: a point waits this long for an engine that serves.
-    alive_timeout_s: Seconds = 600.0
     #: SIGTERM to SIGKILL.
     stop_grace_s: Seconds = 10.0
-    #: seconds between two health probes, and how long one may take.
-    probe_interval_s: Seconds = 15.0
-    probe_timeout_s: Seconds = 30.0
-    #: failed probes in a row that make an engine unhealthy.
-    probe_failures: Positive = 3
-    #: pin attempts on one digest before the snapshot is blamed.
-    pin_attempts: Positive = 2
-    #: requests in flight for each engine; None: from the server's own limit.
-    max_requests: Positive | None = None
     #: environment variables that engines inherit beside the built-in list.
     pass_env: list[str] = []
     #: log files kept for each engine.
     keep_logs: Positive = 10
+    inherit: Inherit | None = None
     #: any server argument of the installed SGLang, in its own name.
     sglang: dict[str, Any] = {}
+
+
+class Attached(EngineLimits, frozen=True, kw_only=True):
+    """SGLang servers that somebody else runs: never killed, never restarted."""
+
+    #: local directory of the base model: tokenizer and shapes.
+    model: Text
+    #: the servers, ``http://host:port``.
+    urls: Annotated[list[Text], Meta(min_length=1)]
+    #: load snapshots into them; false: whoever runs them does, and evald only verifies.
+    pin: bool = True
+    #: one URL in front of them that spreads the requests; all workers must stand in ``urls``.
+    router: str | None = None
+    #: where the servers' API key is, if they want one.
+    api_key_env: str | None = None
+    api_key_file: str | None = None
+    #: path here -> path there, for servers that see the staging root elsewhere.
+    path_map: dict[str, str] = {}
+    #: a one-token probe through the router, after a loss, must succeed within this.
+    route_timeout_s: Seconds = 180.0
+
+
+class Shared(EngineLimits, frozen=True, kw_only=True):
+    """The training job's own engines: evald never loads weights into them."""
+
+    #: local directory of the base model: tokenizer.
+    model: Text
+    #: the engines, ``http://host:port``.
+    urls: Annotated[list[Text], Meta(min_length=1)]
+    api_key_env: str | None = None
+    api_key_file: str | None = None
+    #: POSTed before and after a point, if the trainer wants it so: no request of its own meanwhile.
+    pause: str | None = None
+    resume: str | None = None
+    pause_timeout_s: Seconds = 60.0
+
+
+class BlackBox(Table, frozen=True, kw_only=True):
+    """Directory in, results out: the user's own evaluation, in its own process."""
+
+    #: ``module:Class`` with ``evaluate_checkpoint``; or ``command``.
+    class_: str | None = msgspec.field(default=None, name="class")
+    #: a program for each point; ``{dir}``, ``{step}``, ``{run}``, ``{revision}``, ``{output}``.
+    command: list[str] | None = None
+    #: interpreter for ``class``; None: the daemon's own.
+    python: str | None = None
+    #: handed to the class.
+    config: dict[str, Any] = {}
+    #: base model whose tensors snapshots must have; None: they are not compared.
+    model: str | None = None
+    #: one point.
+    timeout_s: Seconds = 7200.0
+    #: construction of the class.
+    start_timeout_s: Seconds = 1800.0
+    #: SIGTERM to SIGKILL.
+    stop_grace_s: Seconds = 10.0
+    #: environment variables that it inherits beside the built-in list.
+    pass_env: list[str] = []
+    #: log files kept.
+    keep_logs: Positive = 10
 
 
 class Defaults(Table, frozen=True, kw_only=True):
@@ -181,9 +277,14 @@ class Config(Table, frozen=True, kw_only=True):
     dispatch: Dispatch = msgspec.field(default_factory=Dispatch)
     results: Results
     status: Status = msgspec.field(default_factory=Status)
-    fleet: Fleet
+    #: exactly one posture: who owns the engines.
+    fleet: Fleet | None = None
+    attached: Attached | None = None
+    shared: Shared | None = None
+    blackbox: BlackBox | None = None
     defaults: Defaults = msgspec.field(default_factory=Defaults)
-    eval: list[EvalSet]
+    #: what is measured; empty for a black box, which knows by itself.
+    eval: list[EvalSet] = []
 
     @property
     def results_file(self) -> Path:
@@ -191,13 +292,31 @@ class Config(Table, frozen=True, kw_only=True):
         return Path(self.results.dir) / "results.jsonl"
 
     @property
+    def posture(self) -> Fleet | Attached | Shared | BlackBox:
+        """The one posture that the config has (the loader has seen to it)."""
+        for posture in (self.fleet, self.attached, self.shared, self.blackbox):
+            if posture is not None:
+                return posture
+        raise ValueError("the config has no posture")
+
+    @property
+    def model_dir(self) -> Path | None:
+        """Directory of the base model; None for a black box that compares nothing."""
+        model = self.posture.model
+        return None if model is None else Path(model)
+
+    @property
     def context_len(self) -> int | None:
         """Tokens of a prompt with its answer, if [fleet.sglang] sets them; else the model's own."""
-        table = {key.replace("-", "_"): value for key, value in self.fleet.sglang.items()}
+        sglang = self.fleet.sglang if self.fleet else {}
+        table = {key.replace("-", "_"): value for key, value in sglang.items()}
         length = table.get("context_length")
         return length if isinstance(length, int) else None
 
     @property
     def engine_count(self) -> int:
-        """Engines that evald launches (set by the loader from any two of the three)."""
-        return self.fleet.engines or 0
+        """Engines that evald launches itself (set by the loader from any two of the three)."""
+        if self.fleet is None:
+            return 0
+        groups = self.fleet.group or [self.fleet]
+        return sum(group.engines or 0 for group in groups)

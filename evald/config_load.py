@@ -18,9 +18,12 @@ from typing import Any
 
 import msgspec
 
-from evald.config import Config, Defaults, EvalSet, Fleet, Table
+from evald.config import Config, Defaults, Table
+from evald.config_check import cross_check
+from evald.config_resolve import resolve_engines, resolve_paths
 from evald.errors import ConfigError
 
+POSTURES = ("fleet", "attached", "shared", "blackbox")
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 #: exit code of a bad config (sysexits.h EX_CONFIG); systemd does not restart on it.
 EXIT_CONFIG = 78
@@ -49,11 +52,15 @@ def build_config(raw: dict[str, Any], *, base: Path, environ: Mapping[str, str])
     problems: list[str] = []
     raw = _expand(raw, environ, "", problems)
     sets = _inherit_defaults(raw, problems)
+    postures = [name for name in POSTURES if name in raw]
+    if len(postures) != 1:
+        problems.append(_posture_problem(postures))
     config = _build(Config, {**raw, "eval": sets}, "", problems)
     if problems or config is None:
         raise ConfigError(problems)
-    config = _resolve_paths(config, base)
-    config = _resolve_engines(config, problems)
+    config = resolve_paths(config, base)
+    if config.fleet is not None:
+        config = msgspec.structs.replace(config, fleet=resolve_engines(config.fleet, problems))
     problems += cross_check(config)
     if problems:
         raise ConfigError(problems)
@@ -93,7 +100,8 @@ def _inherit_defaults(raw: dict[str, Any], problems: list[str]) -> list[Any]:
     """Lay each [[eval]] table over [defaults], so that a set is complete by itself."""
     sets = raw.get("eval")
     if sets is None:
-        problems.append("eval: missing; add at least one [[eval]] table with name and path")
+        if "blackbox" not in raw:
+            problems.append("eval: missing; add at least one [[eval]] table with name and path")
         return []
     if not isinstance(sets, list) or not sets:
         problems.append("eval: must be one or more [[eval]] tables with name and path")
@@ -110,7 +118,7 @@ def _build(kind: type[Table], raw: Any, key: str, problems: list[str]) -> Any:
     if not isinstance(raw, dict):
         problems.append(f"{key}: expected a table, got {_show(raw)}")
         return None
-    fields = {f.name: f for f in msgspec.structs.fields(kind)}
+    fields = {f.encode_name: f for f in msgspec.structs.fields(kind)}
     before = len(problems)
     unknown = [name for name in raw if name not in fields]
     problems += [_unknown(_join(key, name), name, list(fields)) for name in unknown]
@@ -121,21 +129,36 @@ def _build(kind: type[Table], raw: Any, key: str, problems: list[str]) -> Any:
             if field.required:
                 problems.append(f"{where}: missing; it must be set")
             continue
-        values[name] = _field(field.type, raw[name], where, problems)
+        values[field.name] = _field(field.type, raw[name], where, problems)
     return kind(**values) if len(problems) == before else None
 
 
 def _field(kind: Any, raw: Any, key: str, problems: list[str]) -> Any:
-    if isinstance(kind, type) and issubclass(kind, Table):
-        return _build(kind, raw, key, problems)
+    tables = [t for t in (kind, *typing.get_args(kind)) if _is_table(t)]
+    if tables and typing.get_origin(kind) is not list:
+        return _build(tables[0], raw, key, problems)
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin is list and isinstance(arguments[0], type) and issubclass(arguments[0], Table):
+    if origin is list and _is_table(arguments[0]) and isinstance(raw, list):
         return [_build(arguments[0], item, f"{key}[{i}]", problems) for i, item in enumerate(raw)]
     try:
         return msgspec.convert(raw, kind)
     except msgspec.ValidationError as error:
         problems.append(f"{key}: {_allowed(kind, str(error))}, got {_show(raw)}{_near(kind, raw)}")
         return None
+
+
+def _is_table(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Table)
+
+
+def _posture_problem(postures: list[str]) -> str:
+    allowed = ", ".join(f"[{name}]" for name in POSTURES)
+    if not postures:
+        return f"no posture: add exactly one of the tables {allowed}"
+    return (
+        f"{' and '.join(f'[{name}]' for name in postures)}: a config has exactly one posture; keep "
+        f"one of {allowed}"
+    )
 
 
 def _allowed(kind: Any, message: str) -> str:
@@ -175,121 +198,3 @@ def _join(key: str, name: str) -> str:
 def _show(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."  # noqa: PLR2004 (one line)
-
-
-def _resolve_paths(config: Config, base: Path) -> Config:
-    def absolute(path: str) -> str:
-        return os.path.normpath(base / Path(path).expanduser())
-
-    replace = msgspec.structs.replace
-    fleet = config.fleet
-    if fleet.python is not None:
-        # a bare name is looked up on PATH when the engine starts
-        python = fleet.python if os.sep not in fleet.python else absolute(fleet.python)
-        fleet = replace(fleet, python=python)
-    socket = config.status.socket
-    return replace(
-        config,
-        staging=replace(config.staging, root=absolute(config.staging.root)),
-        results=replace(config.results, dir=absolute(config.results.dir)),
-        status=replace(config.status, socket=absolute(socket) if socket else None),
-        fleet=replace(fleet, model=absolute(fleet.model)),
-        eval=[replace(s, path=absolute(s.path)) for s in config.eval],
-    )
-
-
-def _resolve_engines(config: Config, problems: list[str]) -> Config:
-    """Make engines, gpus and gpus_per_engine complete: any two give the third."""
-    fleet = config.fleet
-    engines, gpus, each = fleet.engines, fleet.gpus, fleet.gpus_per_engine
-    if fleet.device == "cpu":
-        if gpus or (each or 1) > 1:
-            problems.append(
-                f"fleet.gpus: device is 'cpu', got gpus = {gpus}, gpus_per_engine = {each}; "
-                "remove both, or set fleet.device = 'cuda'"
-            )
-        done = msgspec.structs.replace(
-            fleet, engines=1 if engines is None else engines, gpus=0, gpus_per_engine=1
-        )
-        return msgspec.structs.replace(config, fleet=done)
-    each = each or (gpus // engines if gpus and engines and gpus % engines == 0 else 1)
-    if gpus is None:
-        gpus = (1 if engines is None else engines) * each
-    if engines is None:
-        engines = gpus // each
-    if engines * each != gpus:
-        problems.append(_engine_mismatch(fleet, engines, gpus, each))
-    done = msgspec.structs.replace(fleet, engines=engines, gpus=gpus, gpus_per_engine=each)
-    return msgspec.structs.replace(config, fleet=done)
-
-
-def _engine_mismatch(fleet: Fleet, engines: int, gpus: int, each: int) -> str:
-    if fleet.engines is None or fleet.gpus_per_engine is None:
-        parts = each if fleet.engines is None else engines
-        return f"fleet.gpus: {gpus} GPUs do not divide by {parts}; choose a multiple of {parts}"
-    return (
-        f"fleet.gpus: {gpus}, but engines = {engines} times gpus_per_engine = {each} makes "
-        f"{engines * each}; remove one of the three"
-    )
-
-
-def cross_check(config: Config) -> list[str]:
-    """Check what no single field can know; one sentence for each fault."""
-    from evald.engines.flags import check_sglang_table  # noqa: PLC0415 (keeps config light)
-    from evald.evals.graders import check_grader  # noqa: PLC0415 (keeps config light)
-
-    problems: list[str] = []
-    dispatch, staging = config.dispatch, config.staging
-    if dispatch.sample_timeout_s >= dispatch.point_deadline_s:
-        problems.append(
-            f"dispatch.sample_timeout_s: {dispatch.sample_timeout_s:g} must be smaller than "
-            f"dispatch.point_deadline_s = {dispatch.point_deadline_s:g}"
-        )
-    root, results = Path(staging.root), Path(config.results.dir)
-    if results == root or results.is_relative_to(root):
-        problems.append(
-            f"results.dir: {results} lies inside the staging root {root}; results outlive "
-            "snapshots, choose a directory on a disk"
-        )
-    elif root.is_relative_to(results):
-        problems.append(f"staging.root: {root} lies inside results.dir {results}; separate them")
-    model = Path(config.fleet.model)
-    if staging.owned and model.is_relative_to(root):
-        problems.append(
-            f"fleet.model: {model} lies inside the owned staging root, where evald deletes; "
-            "move the base model out"
-        )
-    problems += check_sglang_table(config.fleet.sglang)
-    names: dict[str, int] = {}
-    for i, eval_set in enumerate(config.eval):
-        key = f"eval[{i}]"
-        if eval_set.name in names:
-            problems.append(
-                f"{key}.name: {eval_set.name!r} is already the name of "
-                f"eval[{names[eval_set.name]}]; names must be unique"
-            )
-        names.setdefault(eval_set.name, i)
-        problems += [f"{key}.{sentence}" for sentence in _check_set(eval_set, config)]
-        problems += [f"{key}.{sentence}" for sentence in check_grader(eval_set)]
-    return problems
-
-
-def _check_set(eval_set: EvalSet, config: Config) -> list[str]:
-    problems = []
-    deadline = eval_set.set_deadline_s
-    if deadline is not None and not (
-        config.dispatch.sample_timeout_s < deadline < config.dispatch.point_deadline_s
-    ):
-        problems.append(
-            f"set_deadline_s: {deadline:g} must lie between dispatch.sample_timeout_s = "
-            f"{config.dispatch.sample_timeout_s:g} and dispatch.point_deadline_s = "
-            f"{config.dispatch.point_deadline_s:g}"
-        )
-    if eval_set.min_new_tokens > eval_set.max_response_len:
-        problems.append(
-            f"min_new_tokens: {eval_set.min_new_tokens} must not be larger than max_response_len "
-            f"= {eval_set.max_response_len}"
-        )
-    if eval_set.top_k == 0 or eval_set.top_k < -1:
-        problems.append(f"top_k: must be -1 (off) or at least 1, got {eval_set.top_k}")
-    return problems

@@ -1,0 +1,140 @@
+"""What no single field of the config can know: the fields checked against each other."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from evald.config import Attached, Config, EvalSet, Fleet, Shared
+
+
+def cross_check(config: Config) -> list[str]:
+    """Check what no single field can know; one sentence for each fault."""
+    from evald.evals.graders import check_grader  # noqa: PLC0415 (keeps config light)
+
+    problems: list[str] = []
+    posture = type(config.posture).__name__.lower()
+    dispatch, staging = config.dispatch, config.staging
+    if dispatch.sample_timeout_s >= dispatch.point_deadline_s:
+        problems.append(
+            f"dispatch.sample_timeout_s: {dispatch.sample_timeout_s:g} must be smaller than "
+            f"dispatch.point_deadline_s = {dispatch.point_deadline_s:g}"
+        )
+    root, results = Path(staging.root), Path(config.results.dir)
+    if results == root or results.is_relative_to(root):
+        problems.append(
+            f"results.dir: {results} lies inside the staging root {root}; results outlive "
+            "snapshots, choose a directory on a disk"
+        )
+    elif root.is_relative_to(results):
+        problems.append(f"staging.root: {root} lies inside results.dir {results}; separate them")
+    model = config.model_dir
+    if staging.owned and model is not None and model.is_relative_to(root):
+        problems.append(
+            f"{posture}.model: {model} lies inside the owned staging root, where evald deletes; "
+            "move the base model out"
+        )
+    problems += _check_posture(config)
+    names: dict[str, int] = {}
+    for i, eval_set in enumerate(config.eval):
+        key = f"eval[{i}]"
+        if eval_set.name in names:
+            problems.append(
+                f"{key}.name: {eval_set.name!r} is already the name of "
+                f"eval[{names[eval_set.name]}]; names must be unique"
+            )
+        names.setdefault(eval_set.name, i)
+        problems += [f"{key}.{sentence}" for sentence in _check_set(eval_set, config)]
+        problems += [f"{key}.{sentence}" for sentence in check_grader(eval_set)]
+    return problems
+
+
+def _check_posture(config: Config) -> list[str]:
+    if config.fleet is not None:
+        return _check_fleet(config.fleet)
+    if config.blackbox is not None:
+        return _check_blackbox(config)
+    if config.attached is not None:
+        return _check_urls("attached", config.attached) + _check_attached(config.attached)
+    return _check_urls("shared", config.shared) if config.shared is not None else []
+
+
+def _check_fleet(fleet: Fleet) -> list[str]:
+    from evald.engines.flags import check_sglang_table  # noqa: PLC0415 (keeps config light)
+
+    problems = check_sglang_table(fleet.sglang)
+    names = [group.name for group in fleet.group]
+    for i, group in enumerate(fleet.group):
+        problems += [f"fleet.group[{i}]: {line}" for line in check_sglang_table(group.sglang)]
+        if names.index(group.name) != i:
+            problems.append(f"fleet.group[{i}].name: {group.name!r} is there twice; rename one")
+    if fleet.inherit is not None:
+        given = [k for k in ("file", "command", "url") if getattr(fleet.inherit, k) is not None]
+        if len(given) != 1:
+            problems.append(
+                f"fleet.inherit: {' and '.join(given) or 'nothing'} is set; set exactly one of "
+                "file, command, url"
+            )
+    return problems
+
+
+def _check_blackbox(config: Config) -> list[str]:
+    problems = []
+    blackbox = config.blackbox
+    if blackbox is None or (blackbox.class_ is None) == (blackbox.command is None):
+        problems.append("blackbox: set exactly one of class, command")
+    elif blackbox.class_ is not None and not re.fullmatch(r"[\w.]+:\w+", blackbox.class_):
+        problems.append(
+            f"blackbox.class: {blackbox.class_!r} is no class; write it as 'module:Class'"
+        )
+    elif blackbox.command is not None and not blackbox.command:
+        problems.append("blackbox.command: is empty; give the program and its arguments")
+    if config.eval:
+        problems.append(
+            "eval: a black box measures what it wants, evald has no engine to ask; remove the "
+            "[[eval]] tables, or use another posture"
+        )
+    return problems
+
+
+def _check_urls(posture: str, table: Attached | Shared) -> list[str]:
+    problems = []
+    for i, url in enumerate(table.urls):
+        parts = urlsplit(url)
+        if parts.scheme not in {"http", "https"} or not parts.hostname:
+            problems.append(f"{posture}.urls[{i}]: {url!r} is no URL; write http://host:port")
+        elif table.urls.index(url) != i:
+            problems.append(f"{posture}.urls[{i}]: {url!r} is there twice; keep one")
+    if table.api_key_env and table.api_key_file:
+        problems.append(f"{posture}: set api_key_env or api_key_file, not both")
+    return problems
+
+
+def _check_attached(attached: Attached) -> list[str]:
+    if attached.router is not None and attached.router in attached.urls:
+        return ["attached.router: is one of attached.urls; urls are the workers behind the router"]
+    if not attached.pin and attached.path_map:
+        return ["attached.path_map: is of no use with pin = false; remove it"]
+    return []
+
+
+def _check_set(eval_set: EvalSet, config: Config) -> list[str]:
+    problems = []
+    deadline = eval_set.set_deadline_s
+    if deadline is not None and not (
+        config.dispatch.sample_timeout_s < deadline < config.dispatch.point_deadline_s
+    ):
+        problems.append(
+            f"set_deadline_s: {deadline:g} must lie between dispatch.sample_timeout_s = "
+            f"{config.dispatch.sample_timeout_s:g} and dispatch.point_deadline_s = "
+            f"{config.dispatch.point_deadline_s:g}"
+        )
+    if eval_set.min_new_tokens > eval_set.max_response_len:
+        problems.append(
+            f"min_new_tokens: {eval_set.min_new_tokens} must not be larger than max_response_len "
+            f"= {eval_set.max_response_len}"
+        )
+    if eval_set.top_k == 0 or eval_set.top_k < -1:
+        problems.append(f"top_k: must be -1 (off) or at least 1, got {eval_set.top_k}")
+    return problems

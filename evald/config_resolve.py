@@ -1,0 +1,89 @@
+"""What the loader completes: absolute paths, and engines, GPUs and GPUs for each engine."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from evald.config import BlackBox, Config, Fleet, Group
+
+Shape = TypeVar("Shape", Fleet, Group)
+
+
+def resolve_paths(config: Config, base: Path) -> Config:
+    """Make every path absolute; ``base`` is the directory of the config file."""
+
+    def absolute(path: str) -> str:
+        return os.path.normpath(base / Path(path).expanduser())
+
+    def program(path: str | None) -> str | None:
+        # a bare name is looked up on PATH when it is started
+        return path if path is None or os.sep not in path else absolute(path)
+
+    replace = msgspec.structs.replace
+    staging = replace(config.staging, root=absolute(config.staging.root))
+    results = replace(config.results, dir=absolute(config.results.dir))
+    socket = config.status.socket
+    status = replace(config.status, socket=absolute(socket) if socket else None)
+    sets = [replace(s, path=absolute(s.path)) for s in config.eval]
+    config = replace(config, staging=staging, results=results, status=status, eval=sets)
+    posture = config.posture
+    if isinstance(posture, Fleet | BlackBox):
+        posture = replace(posture, python=program(posture.python))
+    if posture.model is not None:
+        posture = replace(posture, model=absolute(posture.model))
+    if isinstance(posture, Fleet) and posture.inherit is not None and posture.inherit.file:
+        inherit = replace(posture.inherit, file=absolute(posture.inherit.file))
+        posture = replace(posture, inherit=inherit)
+    return replace(config, **{type(posture).__name__.lower(): posture})
+
+
+def resolve_engines(fleet: Fleet, problems: list[str]) -> Fleet:
+    """Make engines, gpus and gpus_per_engine complete, of the fleet or of each of its groups."""
+    if not fleet.group:
+        return _resolve(fleet, "fleet", fleet.device, problems)
+    problems += [
+        f"fleet.{name}: there are [[fleet.group]] tables; set {name} in each of them"
+        for name in ("engines", "gpus", "gpus_per_engine")
+        if getattr(fleet, name) is not None
+    ]
+    groups = [
+        _resolve(group, f"fleet.group[{i}]", fleet.device, problems)
+        for i, group in enumerate(fleet.group)
+    ]
+    return msgspec.structs.replace(fleet, group=groups)
+
+
+def _resolve(table: Shape, key: str, device: str, problems: list[str]) -> Shape:
+    """Any two of the three give the third; on a CPU only engines count."""
+    engines, gpus, each = table.engines, table.gpus, table.gpus_per_engine
+    if device == "cpu":
+        if gpus or (each or 1) > 1:
+            problems.append(
+                f"{key}.gpus: device is 'cpu', got gpus = {gpus}, gpus_per_engine = {each}; "
+                "remove both, or set fleet.device = 'cuda'"
+            )
+        return msgspec.structs.replace(
+            table, engines=1 if engines is None else engines, gpus=0, gpus_per_engine=1
+        )
+    each = each or (gpus // engines if gpus and engines and gpus % engines == 0 else 1)
+    if gpus is None:
+        gpus = (1 if engines is None else engines) * each
+    if engines is None:
+        engines = gpus // each
+    if engines * each != gpus:
+        problems.append(_mismatch(table, key, engines, gpus, each))
+    return msgspec.structs.replace(table, engines=engines, gpus=gpus, gpus_per_engine=each)
+
+
+def _mismatch(table: Fleet | Group, key: str, engines: int, gpus: int, each: int) -> str:
+    if table.engines is None or table.gpus_per_engine is None:
+        parts = each if table.engines is None else engines
+        return f"{key}.gpus: {gpus} GPUs do not divide by {parts}; choose a multiple of {parts}"
+    return (
+        f"{key}.gpus: {gpus}, but engines = {engines} times gpus_per_engine = {each} makes "
+        f"{engines * each}; remove one of the three"
+    )
