@@ -71,6 +71,12 @@ class PinViolation(EvalSkip):
     reason = "pin_violation"
 
 
+class VersionChanged(EvalSkip):
+    """Engines that evald does not own changed their weights before the point was done."""
+
+    reason = "version_changed"
+
+
 class Unhealthy(EvalSkip):
     """No engine could serve the point within its deadline."""
 

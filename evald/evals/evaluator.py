@@ -8,17 +8,16 @@ from pathlib import Path
 
 from evald.config import Dispatch, Results
 from evald.evals.grading import GradingPool
-from evald.evals.point_run import PointResult, PointRun
+from evald.evals.point_run import PointRun
 from evald.evals.preparation import Preparation, PreparedPoint
-from evald.evals.set_run import SetResult
 from evald.evals.sets import LoadedSet
 from evald.point import EvalPoint
-from evald.postures.contract import Pin, Posture
+from evald.postures.contract import Engines, Pin, PointResult, SetResult
 from evald.results.modes import Modes
 from evald.results.samples import SampleJournal, point_samples_dir
 from evald.status.view import SetView
 
-__all__ = ["Evaluator", "PointResult", "PreparedPoint", "SetResult"]
+__all__ = ["Evaluator", "PreparedPoint"]
 
 
 class Evaluator:
@@ -58,7 +57,7 @@ class Evaluator:
         self,
         prepared: PreparedPoint,
         pin: Pin,
-        posture: Posture,
+        engines: Engines,
         *,
         on_set: Callable[[SetResult], Awaitable[None]],
         deadline: float | None = None,
@@ -75,7 +74,7 @@ class Evaluator:
         run = PointRun(
             prepared,
             pin,
-            posture,
+            engines,
             grading=self._grading,
             open_journal=lambda name: SampleJournal(samples_dir, name, modes=self._modes),
             sample_timeout_s=self._sample_timeout_s,

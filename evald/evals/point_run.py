@@ -16,8 +16,15 @@ from evald.evals.grading import GradingPool
 from evald.evals.metrics import Status
 from evald.evals.preparation import PreparedPoint
 from evald.evals.sampling import sampling_for
-from evald.evals.set_run import SetResult, SetRun, Unasked
-from evald.postures.contract import GenerateRequest, Generation, Pin, Posture
+from evald.evals.set_run import SetRun, Unasked
+from evald.postures.contract import (
+    Engines,
+    GenerateRequest,
+    Generation,
+    Pin,
+    PointResult,
+    SetResult,
+)
 from evald.results.records import Counts
 from evald.results.samples import FLUSH_INTERVAL_S, SampleJournal
 from evald.status.view import SetView
@@ -29,19 +36,6 @@ _MAX_UNGRADED = 64
 _CAPACITY_CHECK_S = 0.5
 
 
-class PointResult(msgspec.Struct, frozen=True):
-    """Everything that evaluating a point found out."""
-
-    counts: Counts
-    metrics: dict[str, float]
-    #: that answered samples of the point, also before it was resumed.
-    engines: list[str]
-    weight_versions: list[str]
-    provenance: dict[str, Any]
-    #: the first sample without a score, in words; empty without one.
-    problem: str = ""
-
-
 class PointRun:
     """Evaluates one prepared point, once; ``open_journal`` gives the journal of a set by name."""
 
@@ -49,7 +43,7 @@ class PointRun:
         self,
         prepared: PreparedPoint,
         pin: Pin,
-        posture: Posture,
+        engines: Engines,
         *,
         grading: GradingPool,
         open_journal: Callable[[str], SampleJournal],
@@ -58,13 +52,13 @@ class PointRun:
     ) -> None:
         self._prepared = prepared
         self._pin = pin
-        self._posture = posture
+        self._engines = engines
         self._grading = grading
         self._sample_timeout_s = sample_timeout_s
         self._on_set = on_set
         digest = pin.target.digest
         self._sets = [SetRun(one, digest, open_journal(one.loaded.name)) for one in prepared.sets]
-        self._slots = _Slots(posture.capacity)
+        self._slots = _Slots(engines.capacity)
         self._ungraded = asyncio.Semaphore(_MAX_UNGRADED)
         self._results: dict[str, SetResult] = {}
         self._timers: list[asyncio.TimerHandle] = []
@@ -143,7 +137,7 @@ class PointRun:
             timeout_s=self._sample_timeout_s,
         )
         try:
-            answers = await self._posture.generate(self._pin, request)
+            answers = await self._engines.generate(self._pin, request)
         except GenerationFailed as failed:
             status: Status = "timeout" if failed.kind == "timeout" else "error"
             one.failed(question.index, question.samples, status, failed.detail)

@@ -16,7 +16,7 @@ from evald.evals.graders import Grade, Rules
 from evald.evals.metrics import SampleOutcome, Status, repeats, set_metrics
 from evald.evals.preparation import PreparedSet
 from evald.evals.sets import Question
-from evald.postures.contract import Generation
+from evald.postures.contract import Generation, SetResult
 from evald.results.records import Counts
 from evald.results.samples import SampleJournal, SampleRecord
 from evald.status.view import SetView
@@ -25,17 +25,6 @@ log = structlog.get_logger(__name__)
 
 #: failures of one set that are logged; all of them are counted.
 _MAX_LOGGED = 5
-
-
-class SetResult(msgspec.Struct, frozen=True):
-    """An eval set that is done."""
-
-    name: str
-    counts: Counts
-    #: from its first request to its last grade.
-    seconds: float
-    #: flat, under their full names.
-    metrics: dict[str, float]
 
 
 class Unasked(msgspec.Struct, frozen=True):
@@ -262,7 +251,9 @@ class SetRun:
             self._digest,
         )
         seconds = 0.0 if self.started_s is None else now_s - self.started_s
-        return SetResult(self.name, self.counts(), round(seconds, 6), metrics)
+        return SetResult(
+            name=self.name, counts=self.counts(), seconds=round(seconds, 6), metrics=metrics
+        )
 
     def view(self) -> SetView:
         """Progress so far; the score counts failed samples as 0, as the headline will."""

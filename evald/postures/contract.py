@@ -1,4 +1,4 @@
-"""What a posture offers to the dispatcher and the evaluator, whoever owns the engines."""
+"""The one contract of all postures, and the one of those that have engines to ask."""
 
 from __future__ import annotations
 
@@ -7,7 +7,79 @@ from typing import Any, Protocol
 
 import msgspec
 
-from evald.status.view import EngineView
+from evald.point import EvalPoint
+from evald.results.records import Counts
+from evald.status.view import EngineView, SetView
+
+
+class SetResult(msgspec.Struct, frozen=True, kw_only=True):
+    """One eval set of a point."""
+
+    name: str
+    counts: Counts
+    seconds: float
+    #: flat, with their full names ("eval/aime/stderr").
+    metrics: dict[str, float]
+
+
+class PointResult(msgspec.Struct, frozen=True, kw_only=True):
+    """All eval sets of a point."""
+
+    counts: Counts
+    metrics: dict[str, float]
+    #: engines that answered, and the weight versions of the answers.
+    engines: list[str]
+    weight_versions: list[str]
+    provenance: dict[str, Any]
+    #: what went wrong with the first sample that has no score, in words.
+    problem: str = ""
+
+
+class Stages(Protocol):
+    """What a posture tells while it measures a point."""
+
+    def state(self, state: str) -> None:
+        """Tell that a stage begins: "pinning" or "evaluating"."""
+
+    async def set_done(self, result: SetResult) -> None:
+        """Hand over one eval set; returns once its record is written."""
+
+    async def check_unchanged(self) -> None:
+        """Raise Superseded or SnapshotGone when the directory is no longer what was accepted."""
+
+
+class Posture(Protocol):
+    """Who measures a point: chosen by the config, the same for every point."""
+
+    async def run(self) -> None:
+        """Supervise until cancelled; leaves no process behind."""
+
+    async def prepare(self, point: EvalPoint) -> Any:
+        """Do what can be done while an earlier point is still being measured.
+
+        What is needed of a snapshot beside its weights is read here. Raises EvalSkip.
+        """
+
+    async def measure(
+        self, point: EvalPoint, prepared: Any, *, digest: str, deadline: float, stages: Stages
+    ) -> PointResult:
+        """Measure ``point``, whose bytes have ``digest``; one at a time.
+
+        ``deadline``: in the loop's time; what is outstanding then counts as timed out. Raises
+        EvalSkip. Cancellation leaves nothing that could count later.
+        """
+
+    def engines(self) -> list[EngineView]:
+        """State of each engine (or process) for status and records."""
+
+    def progress(self) -> list[SetView]:
+        """Progress of the running point's sets; empty when none runs."""
+
+    async def close(self) -> None:
+        """End what ``run`` does not own (grader processes); called after ``run`` has ended."""
+
+
+# --- postures with engines ---------------------------------------------------------------------
 
 
 class PinTarget(msgspec.Struct, frozen=True, kw_only=True):
@@ -16,7 +88,10 @@ class PinTarget(msgspec.Struct, frozen=True, kw_only=True):
     run: str
     step: int
     digest: str
-    directory: Path
+    #: None: nothing to load (shared engines).
+    directory: Path | None
+    #: the version that engines must already have, where evald does not load; else None.
+    weight_version: str | None = None
 
 
 class Pin(msgspec.Struct, kw_only=True):
@@ -55,32 +130,37 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     latency_s: float
 
 
-class Posture(Protocol):
-    """The engines, seen from a point."""
+class Engines(Protocol):
+    """The engines of a posture, seen from a point."""
 
     async def run(self) -> None:
         """Supervise until cancelled; leaves no process behind."""
 
     async def pin(self, target: PinTarget) -> Pin:
-        """Load ``target`` and prove it; return when the first engine serves it.
+        """Load ``target`` and prove it, or verify that it is there already.
 
-        Raises PinViolation, Unhealthy or SnapshotGone. Engines that verify later join by themselves
-        and show up in ``Pin.weight_versions``.
+        Returns when enough engines serve it (a fleet: one). Raises PinViolation, Unhealthy,
+        SnapshotGone or VersionChanged. Engines that verify later join by themselves and show up in
+        ``Pin.weight_versions``.
         """
 
     async def generate(self, pin: Pin, request: GenerateRequest) -> list[Generation]:
-        """Answer one question, on engines of ``pin``'s digest only.
+        """Answer one question, on engines of ``pin`` only.
 
         Void answers (aborted, foreign version, transport errors, 429 and 503) are done again, on
         another engine where there is one, within ``request.timeout_s``. Raises GenerationFailed for
-        the samples' own fault, and Unhealthy when no engine serves the digest any more.
+        the samples' own fault, Unhealthy when no engine serves the pin any more, and VersionChanged
+        where evald does not own the weights and they have become others.
         """
+
+    async def confirm(self, pin: Pin) -> None:
+        """After the last answer: raise VersionChanged when the weights did not stay the same."""
 
     async def unpin(self, pin: Pin) -> None:
         """End of the point: late answers can never count, engines may be pinned again."""
 
     def capacity(self) -> int:
-        """Count samples worth having in flight over all engines right now (at least 1)."""
+        """Count the samples worth having in flight over all engines right now (at least 1)."""
 
     def engines(self) -> list[EngineView]:
         """State of each engine for status and records."""
