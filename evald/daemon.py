@@ -18,11 +18,10 @@ from evald.config import Config
 from evald.config_load import dump_config
 from evald.dispatch import Dispatcher
 from evald.errors import EvaldError
-from evald.evals.evaluator import Evaluator
 from evald.measure import Measure
 from evald.point import EvalPoint
+from evald.postures.build import build_posture
 from evald.postures.contract import Posture
-from evald.postures.fleet import FleetPosture
 from evald.preflight import Preflight
 from evald.results.ledger import Ledger
 from evald.staging.intake import Intake
@@ -62,17 +61,10 @@ class Daemon:
         async with AsyncExitStack() as stack:
             ledger = Ledger.open(config.results)
             stack.callback(ledger.close)
-            evaluator = Evaluator(
-                self._checked.sets,
-                dispatch=config.dispatch,
-                results=config.results,
-                model_dir=Path(config.fleet.model),
-                context_len=config.context_len,
-            )
-            stack.push_async_callback(evaluator.close)
-            posture = FleetPosture(config.fleet, results_dir=Path(config.results.dir))
+            posture = build_posture(config, self._checked.sets)
+            stack.push_async_callback(posture.close)
             retention = Retention(config.staging, on_alert=self._alert)
-            self._build(ledger, evaluator, posture, retention)
+            self._build(ledger, posture, retention)
             server = StatusServer(
                 socket_path(config), view=self.view, results_file=config.results_file
             )
@@ -82,27 +74,20 @@ class Daemon:
             stack.enter_context(self._signals())
             await self._serve(posture, board)
 
-    def _build(
-        self, ledger: Ledger, evaluator: Evaluator, posture: Posture, retention: Retention
-    ) -> None:
+    def _build(self, ledger: Ledger, posture: Posture, retention: Retention) -> None:
         config = self._config
         self._ledger, self._posture = ledger, posture
         self._dispatcher = Dispatcher(
             config.dispatch,
             ledger=ledger,
-            measure=Measure(
-                config.dispatch,
-                posture=posture,
-                evaluator=evaluator,
-                marker=config.staging.marker,
-            ),
-            evaluator=evaluator,
+            measure=Measure(config.dispatch, posture=posture, marker=config.staging.marker),
+            progress=posture.progress,
             retention=retention,
             used_bytes=lambda: self._intake.view().used_bytes,
             max_bytes=config.staging.max_bytes,
             owned=config.staging.owned,
             on_run_end=self._run_ended,
-            baseline=self._baseline if config.dispatch.baseline else None,
+            baseline=self._baseline if config.dispatch.baseline and config.model_dir else None,
         )
         self._intake = Intake(
             config.staging,
@@ -113,6 +98,7 @@ class Daemon:
             offer=self._dispatcher.offer,
             on_alert=self._alert,
             baseline_step=config.dispatch.baseline_step,
+            shared=config.shared is not None,
         )
 
     async def _serve(self, posture: Posture, board: Board) -> None:
@@ -153,7 +139,7 @@ class Daemon:
 
     def _baseline(self, run: str) -> EvalPoint:
         step, marker = self._config.dispatch.baseline_step, self._config.staging.marker
-        return baseline_point(run, step, Path(self._config.fleet.model), marker)
+        return baseline_point(run, step, self._config.model_dir or Path(), marker)
 
     def _run_ended(self, run: str) -> None:
         if self._exit_on_run_end:

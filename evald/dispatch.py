@@ -10,14 +10,13 @@ from pathlib import Path
 import structlog
 
 from evald.config import Dispatch
-from evald.evals.evaluator import Evaluator
 from evald.measure import Measure, skipped_record
 from evald.point import EvalPoint, Kind, Outcome, PointKey, SkipReason, Snapshot
 from evald.results.ledger import Ledger
 from evald.results.records import Accepted, Alert, PointRecord, RunEnd, SetRecord
 from evald.staging.offers import InvalidPoint, LostPoint, Offer, RunEnded, TrainerSkip
 from evald.staging.retention import Retention
-from evald.status.view import PointView
+from evald.status.view import PointView, SetView
 from evald.turns import Turns
 
 log = structlog.get_logger(__name__)
@@ -29,10 +28,10 @@ _LAST_STEP_WAIT_S = 10.0
 class Dispatcher:
     """Queues points in order of arrival and runs at most ``max_in_flight`` of them.
 
-    ``used_bytes`` tells the bytes of all snapshots in the staging root; ``max_bytes`` is their
-    budget; ``owned``: evald deletes in it. ``on_run_end`` is called once the run is over and all
-    its points have ended; ``baseline`` makes a run's baseline point, which goes before the run's
-    first step.
+    ``progress`` shows the running point's sets. ``used_bytes`` tells the bytes of all snapshots in
+    the staging root; ``max_bytes`` is their budget; ``owned``: evald deletes in it. ``on_run_end``
+    is called once the run is over and all its points have ended; ``baseline`` makes a run's
+    baseline point, which goes before the run's first step.
     """
 
     def __init__(
@@ -41,7 +40,7 @@ class Dispatcher:
         *,
         ledger: Ledger,
         measure: Measure,
-        evaluator: Evaluator,
+        progress: Callable[[], list[SetView]],
         retention: Retention,
         used_bytes: Callable[[], int],
         max_bytes: int | None,
@@ -52,7 +51,7 @@ class Dispatcher:
         self._config = config
         self._ledger = ledger
         self._measure = measure
-        self._evaluator = evaluator
+        self._progress = progress
         self._retention = retention
         self._used_bytes = used_bytes
         self._max_bytes = max_bytes
@@ -288,7 +287,7 @@ class Dispatcher:
         now = asyncio.get_running_loop().time()
         for key, view in self._running.items():
             view.since_s = round(now - self._state_since.get(key, now), 3)
-            view.sets = self._evaluator.view() if view.state == "evaluating" else []
+            view.sets = self._progress() if view.state == "evaluating" else []
         return [_view(p, "queued") for p in self._queue], list(self._running.values())
 
 

@@ -1,4 +1,4 @@
-"""One point's life between acceptance and its terminal record: prepare, pin, prove, evaluate."""
+"""One point's life between acceptance and its terminal record: prepare, measure, judge."""
 
 from __future__ import annotations
 
@@ -13,28 +13,31 @@ import msgspec
 from evald import __version__
 from evald.config import Dispatch
 from evald.errors import EvalSkip, SnapshotGone, Superseded
-from evald.evals.evaluator import Evaluator, PointResult, PreparedPoint, SetResult
 from evald.point import EvalPoint, Outcome, SkipReason, Timings
-from evald.postures.contract import Pin, PinTarget, Posture
-from evald.results.records import Counts, PointRecord, SetRecord
+from evald.postures.contract import PointResult, Posture, SetResult
+from evald.results.records import PointRecord, SetRecord
 from evald.staging.digest import content_digest, fingerprint
 
 #: share of samples cut by a deadline above which what is left is no measurement.
 _MAX_TIMEOUT_SHARE = 0.5
+#: state of a point -> the field of its timings.
+_STAGES = {
+    "preparing": "prepare_s",
+    "waiting": "queued_s",
+    "pinning": "pin_s",
+    "evaluating": "evaluate_s",
+}
 
 
 class Measure:
-    """Measures points: engines and eval sets behind one call.
+    """Measures points through a posture.
 
     ``marker`` is the marker's name, part of what makes a directory "unchanged".
     """
 
-    def __init__(
-        self, config: Dispatch, *, posture: Posture, evaluator: Evaluator, marker: str
-    ) -> None:
+    def __init__(self, config: Dispatch, *, posture: Posture, marker: str) -> None:
         self._config = config
         self._posture = posture
-        self._evaluator = evaluator
         self._marker = marker
 
     async def run(
@@ -51,79 +54,34 @@ class Measure:
         with the record of each eval set as soon as the set is done. Cancellation passes through:
         the point then has no record and resumes later.
         """
-        life = _Life(point)
-
-        async def set_done(result: SetResult) -> None:
-            record = _set_record(point, result)
-            life.set_ids.append(record.record_id)
-            await on_set(record)
-
+        life = _Life(point, marker=self._marker, on_state=on_state, on_set=on_set)
         try:
-            on_state("preparing")
-            prepared, digest = await self._prepare(point)
-            life.stamp("prepare_s")
-            on_state("waiting")
+            life.state("preparing")
+            await life.check_unchanged()
+            prepared = await self._posture.prepare(point)
+            digest = await self._digest(point)
+            life.state("waiting")
             await turn.wait()
-            life.stamp("queued_s")
-            on_state("pinning")
-            pin = await self._pin(point, digest)
-            life.stamp("pin_s")
-            try:
-                on_state("evaluating")
-                deadline = asyncio.get_running_loop().time() + self._config.point_deadline_s
-                result = await self._evaluator.evaluate(
-                    prepared, pin, self._posture, on_set=set_done, deadline=deadline
-                )
-            finally:
-                await self._posture.unpin(pin)
-            life.stamp("evaluate_s")
-            return self._judge(life, digest, pin, result)
+            await life.check_unchanged()
+            deadline = asyncio.get_running_loop().time() + self._config.point_deadline_s
+            result = await self._posture.measure(
+                point, prepared, digest=digest, deadline=deadline, stages=life
+            )
+            return self._judge(life, digest, result)
         except EvalSkip as skip:
             return skipped_record(point, skip.reason, skip.detail, life=life)
 
-    async def _prepare(self, point: EvalPoint) -> tuple[PreparedPoint, str]:
-        """Tokenize and hash while an earlier point still has the engines."""
+    async def _digest(self, point: EvalPoint) -> str:
+        """Hash while an earlier point still has the engines, if nobody has yet."""
         snapshot = point.snapshot
-        await asyncio.to_thread(self._check_unchanged, point)
-        prepared = await self._evaluator.prepare(point)
-        digest = snapshot.digest
-        if digest is None:
-            try:
-                digest = await asyncio.to_thread(content_digest, snapshot.directory, self._marker)
-            except FileNotFoundError as error:
-                raise _gone(snapshot.directory) from error
-        return prepared, digest
-
-    async def _pin(self, point: EvalPoint, digest: str) -> Pin:
-        """Pin, and check on both sides of the load that the bytes are those of ``digest``."""
-        snapshot = point.snapshot
-        await asyncio.to_thread(self._check_unchanged, point)
-        target = PinTarget(
-            run=point.key.run, step=point.key.step, digest=digest, directory=snapshot.directory
-        )
-        pin = await self._posture.pin(target)
+        if snapshot.digest is not None:
+            return snapshot.digest
         try:
-            # a directory that vanished after the load was deleted, not rewritten
-            if await asyncio.to_thread(os.path.isdir, snapshot.directory):
-                await asyncio.to_thread(self._check_unchanged, point)
-        except EvalSkip:
-            await self._posture.unpin(pin)
-            raise
-        return pin
-
-    def _check_unchanged(self, point: EvalPoint) -> None:
-        directory = point.snapshot.directory
-        try:
-            seen, _ = fingerprint(directory, self._marker)
+            return await asyncio.to_thread(content_digest, snapshot.directory, self._marker)
         except FileNotFoundError as error:
-            raise _gone(directory) from error
-        if seen != point.snapshot.fingerprint:
-            raise Superseded(
-                f"{directory} was rewritten after it had been accepted, so its weights are no "
-                f"longer those of {point.key}; the new bytes are a point of their own"
-            )
+            raise _gone(snapshot.directory) from error
 
-    def _judge(self, life: _Life, digest: str, pin: Pin, result: PointResult) -> PointRecord:
+    def _judge(self, life: _Life, digest: str, result: PointResult) -> PointRecord:
         counts = result.counts
         failed = counts.n_error + counts.n_grader_error + counts.n_timeout
         total = max(counts.n_total, 1)
@@ -131,13 +89,10 @@ class Measure:
             f"{failed} of {counts.n_total} samples have no score: {counts.n_error} failed, "
             f"{counts.n_timeout} timed out, {counts.n_grader_error} could not be graded"
         )
-        provenance = {
-            **result.provenance,
-            "snapshot": digest,
-            "sglang": pin.sglang_version,
-            "evald": __version__,
-        }
-        if counts.n_timeout / total > _MAX_TIMEOUT_SHARE or counts.n_scored == 0:
+        if result.problem:
+            summary += f"; the first: {result.problem}"
+        provenance = {**result.provenance, "snapshot": digest, "evald": __version__}
+        if counts.n_timeout / total > _MAX_TIMEOUT_SHARE or (failed and counts.n_scored == 0):
             late = counts.n_timeout >= max(counts.n_error, counts.n_grader_error)
             reason = SkipReason.DEADLINE if late else SkipReason.CRASHED
             record = skipped_record(life.point, reason, summary, life=life)
@@ -173,24 +128,78 @@ class Measure:
 
 
 class _Life:
-    """Stage times and set records of one point."""
+    """One point on its way: fulfils ``contract.Stages``, keeps stage times and set records."""
 
-    def __init__(self, point: EvalPoint) -> None:
+    def __init__(
+        self,
+        point: EvalPoint,
+        *,
+        marker: str,
+        on_state: Callable[[str], None],
+        on_set: Callable[[SetRecord], Awaitable[None]],
+    ) -> None:
         self.point = point
         self.set_ids: list[str] = []
+        self._marker = marker
+        self._on_state = on_state
+        self._on_set = on_set
         self._started = self._mark = time.monotonic()
+        self._stage = ""
         self._timings = Timings(validate_s=point.snapshot.validate_s)
 
-    def stamp(self, stage: str) -> None:
-        """Book the time since the last stamp under ``stage``."""
-        now = time.monotonic()
-        setattr(self._timings, stage, now - self._mark)
-        self._mark = now
+    def state(self, state: str) -> None:
+        """Book the time of the stage that ends, and tell of the one that begins."""
+        self._book()
+        self._stage = _STAGES[state]
+        self._on_state(state)
+
+    async def set_done(self, result: SetResult) -> None:
+        """Write the record of a set."""
+        key = self.point.key
+        record = SetRecord(
+            run=key.run,
+            step=key.step,
+            revision=key.revision,
+            record_id=f"{key.record_id}/{result.name}",
+            kind=key.kind,
+            set=result.name,
+            counts=result.counts,
+            seconds=result.seconds,
+            metrics={**result.metrics, "eval/step": key.step},
+        )
+        self.set_ids.append(record.record_id)
+        await self._on_set(record)
+
+    async def check_unchanged(self) -> None:
+        """Raise SnapshotGone or Superseded when the bytes are no longer those of the point."""
+        if self.point.snapshot.weight_version is None:
+            await asyncio.to_thread(self._check_directory)
+
+    def _check_directory(self) -> None:
+        directory = self.point.snapshot.directory
+        if self._stage == "pin_s" and not os.path.isdir(directory):  # noqa: PTH112 (no wrapping)
+            return  # deleted after the load, not rewritten: what is loaded is what was hashed
+        try:
+            seen, _ = fingerprint(directory, self._marker)
+        except FileNotFoundError as error:
+            raise _gone(directory) from error
+        if seen != self.point.snapshot.fingerprint:
+            raise Superseded(
+                f"{directory} was rewritten after it had been accepted, so its weights are no "
+                f"longer those of {self.point.key}; the new bytes are a point of their own"
+            )
 
     def finish(self) -> Timings:
         """Return the stage times with the total."""
+        self._book()
         self._timings.total_s = time.monotonic() - self._started
         return self._timings
+
+    def _book(self) -> None:
+        now = time.monotonic()
+        if self._stage:
+            setattr(self._timings, self._stage, now - self._mark)
+        self._mark = now
 
 
 def skipped_record(
@@ -213,21 +222,6 @@ def skipped_record(
         directory=str(snapshot.directory),
         fingerprint=snapshot.fingerprint,
         digest=snapshot.digest,
-    )
-
-
-def _set_record(point: EvalPoint, result: SetResult) -> SetRecord:
-    key = point.key
-    return SetRecord(
-        run=key.run,
-        step=key.step,
-        revision=key.revision,
-        record_id=f"{key.record_id}/{result.name}",
-        kind=key.kind,
-        set=result.name,
-        counts=msgspec.structs.replace(result.counts) if result.counts else Counts(),
-        seconds=result.seconds,
-        metrics={**result.metrics, "eval/step": key.step},
     )
 
 

@@ -81,6 +81,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     stall_s: float | None = None
     #: seconds that its validation took, an inline digest included.
     validate_s: float = 0.0
+    #: the version that shared engines must have; None: the weights are in the directory.
+    weight_version: str | None = None
     #: ``time.time()`` of the marker.
     marker_time: float = 0.0
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from evald.config import Config
+from evald.config import Attached, Config, Shared
 from evald.errors import ConfigError, InvalidSnapshot
 from evald.evals.sets import LoadedSet, load_set
 from evald.staging.intake import deletable
@@ -20,7 +20,8 @@ class Preflight(msgspec.Struct, frozen=True, kw_only=True):
     """The checked inputs of a daemon; ``notes`` are sentences that a person should read."""
 
     sets: list[LoadedSet]
-    base: BaseModel
+    #: None: a black box whose config names no model.
+    base: BaseModel | None
     notes: list[str]
 
 
@@ -41,31 +42,38 @@ def preflight(config: Config) -> Preflight:
     problems += _writable("staging.root", Path(config.staging.root), owned=config.staging.owned)
     problems += _writable("results.dir", Path(config.results.dir), owned=True)
     problems += _socket(config)
-    if problems or base is None:
+    if problems:
         raise ConfigError(problems)
     return Preflight(sets=sets, base=base, notes=_notes(config, base))
 
 
 def _base_model(config: Config, problems: list[str]) -> BaseModel | None:
-    model = Path(config.fleet.model)
+    model = config.model_dir
+    posture = type(config.posture).__name__.lower()
+    if model is None:
+        return None
     if not model.is_dir():
         problems.append(
-            f"fleet.model: {model} is not a directory; give the local directory of the base model "
-            "(a hub id must be downloaded first)"
+            f"{posture}.model: {model} is not a directory; give the local directory of the base "
+            "model (a hub id must be downloaded first)"
         )
         return None
     try:
         return BaseModel.read(model)
     except InvalidSnapshot as error:
-        problems.append(f"fleet.model: {error.detail}")
+        problems.append(f"{posture}.model: {error.detail}")
         return None
 
 
 def _python(config: Config) -> list[str]:
-    python = config.fleet.python
+    posture = config.posture
+    if isinstance(posture, Attached | Shared):
+        return []
+    python = posture.python
     if python is None or shutil.which(python):
         return []
-    return [f"fleet.python: {python} is not a program; give the interpreter that has SGLang"]
+    key = f"{type(posture).__name__.lower()}.python"
+    return [f"{key}: {python} is not a program; give the interpreter of the engines"]
 
 
 def _writable(key: str, directory: Path, *, owned: bool) -> list[str]:
@@ -94,14 +102,28 @@ def _socket(config: Config) -> list[str]:
     return []
 
 
-def _notes(config: Config, base: BaseModel) -> list[str]:
+def _notes(config: Config, base: BaseModel | None) -> list[str]:
+    staging = config.staging
+    notes = [] if base is None else _size_notes(config, base.size_bytes)
+    root = Path(staging.root)
+    if staging.owned and root.is_dir():
+        sentence = deletable(root)
+        if sentence is not None:
+            notes.append(f"WARNING: {sentence}")
+    if config.fleet is not None and config.engine_count == 0:
+        notes.append("WARNING: no engines: snapshots are accepted and queue, nothing is evaluated")
+    return notes
+
+
+def _size_notes(config: Config, snapshot_bytes: int) -> list[str]:
+    """Say how much the staging root must hold, and whether it can."""
     staging, dispatch = config.staging, config.dispatch
     count = staging.keep + dispatch.max_in_flight + 1
-    peak = count * base.size_bytes
+    peak = count * snapshot_bytes
     notes = []
     notes.append(
         f"the staging root holds up to {count} snapshots (keep {staging.keep} + max_in_flight "
-        f"{dispatch.max_in_flight} + 1 being written) of {_gigabytes(base.size_bytes)} each: "
+        f"{dispatch.max_in_flight} + 1 being written) of {_gigabytes(snapshot_bytes)} each: "
         f"{_gigabytes(peak)} at the peak"
     )
     root = Path(staging.root)
@@ -124,12 +146,6 @@ def _notes(config: Config, base: BaseModel) -> list[str]:
             f"WARNING: staging.max_bytes = {staging.max_bytes} is less than that peak: snapshots "
             "will be skipped with reason no_space"
         )
-    if staging.owned and root.is_dir():
-        sentence = deletable(root)
-        if sentence is not None:
-            notes.append(f"WARNING: {sentence}")
-    if config.engine_count == 0:
-        notes.append("WARNING: no engines: snapshots are accepted and queue, nothing is evaluated")
     return notes
 
 

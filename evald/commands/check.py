@@ -25,7 +25,9 @@ def run(args: argparse.Namespace) -> int:
     print()
     for loaded in checked.sets:
         print(f"eval set {loaded.eval_set.name}: {len(loaded.questions)} questions")
-    prompts = check_prompts(checked.sets, checked.base.directory, context_len=config.context_len)
+    prompts = []
+    if config.model_dir is not None:
+        prompts = check_prompts(checked.sets, config.model_dir, context_len=config.context_len)
     for note in [*checked.notes, *prompts]:
         print(note)
     print("config is good")

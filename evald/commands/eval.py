@@ -55,10 +55,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _evaluate(config: Config, directory: Path, step: int) -> PointRecord:
-    from evald.evals.evaluator import Evaluator
     from evald.measure import Measure, skipped_record
     from evald.point import EvalPoint, PointKey, Snapshot
-    from evald.postures.fleet import FleetPosture
+    from evald.postures.build import build_posture
     from evald.preflight import preflight
     from evald.staging.digest import fingerprint
     from evald.staging.intake import check_snapshot
@@ -81,19 +80,12 @@ async def _evaluate(config: Config, directory: Path, step: int) -> PointRecord:
     fault = await asyncio.to_thread(check_snapshot, config.staging, directory, checked.base)
     if fault is not None:
         return skipped_record(point, "invalid_snapshot", fault)
-    evaluator = Evaluator(
-        checked.sets,
-        dispatch=config.dispatch,
-        results=config.results,
-        model_dir=Path(config.fleet.model),
-        context_len=config.context_len,
-    )
-    posture = FleetPosture(config.fleet, results_dir=Path(config.results.dir))
+    posture = build_posture(config, checked.sets)
     engines = asyncio.create_task(posture.run(), name="engines")
     turn = asyncio.Event()
     turn.set()
     try:
-        measure = Measure(config.dispatch, posture=posture, evaluator=evaluator, marker=marker)
+        measure = Measure(config.dispatch, posture=posture, marker=marker)
         point_task = asyncio.create_task(
             measure.run(point, turn=turn, on_state=_ignore, on_set=_ignore_set), name=f"point {key}"
         )
@@ -105,7 +97,7 @@ async def _evaluate(config: Config, directory: Path, step: int) -> PointRecord:
     finally:
         engines.cancel()
         await asyncio.gather(engines, return_exceptions=True)
-        await evaluator.close()
+        await posture.close()
 
 
 def _ignore(_state: str) -> None:

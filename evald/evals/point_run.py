@@ -6,9 +6,6 @@ import asyncio
 import uuid
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, suppress
-from typing import Any
-
-import msgspec
 
 from evald.errors import EvaldError, EvalSkip, GenerationFailed
 from evald.evals.graders import GraderFailed

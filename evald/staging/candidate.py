@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import msgspec
+import xxhash
 
 from evald.config import Staging
 from evald.errors import InvalidSnapshot, SnapshotGone
@@ -37,6 +38,8 @@ class Candidate(msgspec.Struct, kw_only=True):
     digest: str | None = None
     #: seconds that validation took, an inline digest included.
     validate_s: float = 0.0
+    #: the version that shared engines must have; then the directory is the base model's.
+    weight_version: str | None = None
     #: one sentence: why no engine may see it.
     fault: str = ""
     #: file to remove once the point is in the ledger.
@@ -59,15 +62,30 @@ class Candidate(msgspec.Struct, kw_only=True):
                 export_s=self.manifest.export_s,
                 stall_s=self.manifest.stall_s,
                 validate_s=self.validate_s,
+                weight_version=self.weight_version,
                 marker_time=self.marker_time,
             ),
         )
 
 
+SHARED = "shared:"
+
+
+def name_shared(candidate: Candidate, weight_version: str) -> None:
+    """Make a candidate the weights that shared engines have under ``weight_version``.
+
+    The fingerprint holds the version, so that an open point finds it again in the ledger.
+    """
+    candidate.weight_version = weight_version
+    candidate.fingerprint = SHARED + weight_version
+    content = f"{candidate.run}\0{candidate.step}\0{weight_version}"
+    candidate.digest = xxhash.xxh3_128_hexdigest(content.encode())
+
+
 class Reader:
     """Reads candidates; every method blocks and belongs into a thread."""
 
-    def __init__(self, config: Staging, layout: Layout, run: str, base: BaseModel) -> None:
+    def __init__(self, config: Staging, layout: Layout, run: str, base: BaseModel | None) -> None:
         self._config = config
         self._layout = layout
         self._run = run
@@ -114,6 +132,8 @@ class Reader:
 
         A fault is noted in the candidate. Raises SnapshotGone also when the directory changed.
         """
+        if candidate.weight_version is not None:
+            return  # nothing that anybody loads
         before, began = candidate.fingerprint, time.monotonic()
         if not candidate.fault and self._config.validation == "full":
             self._validate(candidate)
@@ -161,7 +181,7 @@ class Reader:
             raise _gone(candidate) from error
 
 
-def check_snapshot(config: Staging, directory: Path, base: BaseModel) -> str | None:
+def check_snapshot(config: Staging, directory: Path, base: BaseModel | None) -> str | None:
     """Validate one directory outside any root, with or without a marker; None, or the fault."""
     if config.validation == "off":
         return None

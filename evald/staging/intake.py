@@ -38,10 +38,12 @@ _NOTHING = Found(folders={}, marked=[], unmarked=[], files=[], free_bytes=0)
 class Intake:
     """Watches the staging root and offers what appears in it, in the order of the markers.
 
-    ``run``: run id of snapshots that name none. ``base``: what a valid snapshot looks like.
+    ``run``: run id of snapshots that name none. ``base``: what a valid snapshot looks like
+    (None: only that it is whole).
     ``index``: the ledger's points. ``offer`` is awaited with each find and returns once it is
     durable. ``on_alert`` hears (name, sentence) of what a person should know; ``baseline_step`` is
-    the step of a baseline request that names none.
+    the step of a baseline request that names none; ``shared``: requests may ask for a step on
+    engines that are the trainer's.
     """
 
     def __init__(
@@ -49,12 +51,13 @@ class Intake:
         config: Staging,
         *,
         run: str,
-        base: BaseModel,
+        base: BaseModel | None,
         index: PointIndex,
         retention: Retention,
         offer: Callable[[Offer], Awaitable[None]],
         on_alert: Alerting | None = None,
         baseline_step: int = 0,
+        shared: bool = False,
     ) -> None:
         self._config = config
         self._layout = Layout(config)
@@ -68,8 +71,9 @@ class Intake:
             self._reader,
             root=self._root,
             run=run,
-            base_dir=base.directory,
+            base_dir=None if base is None else base.directory,
             baseline_step=baseline_step,
+            shared=shared,
         )
         #: what the last scan saw and was taken care of; a directory leaves with its marker.
         self._seen: dict[Path, Identity] = {}

@@ -9,7 +9,7 @@ from pathlib import Path
 from evald.errors import SnapshotGone
 from evald.point import Kind, PointKey, SkipReason
 from evald.results.index import PointState
-from evald.staging.candidate import Candidate, Reader
+from evald.staging.candidate import SHARED, Candidate, Reader, name_shared
 from evald.staging.offers import LostPoint, Offer
 from evald.staging.revisions import Revisions
 
@@ -60,6 +60,10 @@ class Recovery:
             directory=Path(state.directory),
             owned=False,
         )
+        if state.fingerprint.startswith(SHARED):
+            name_shared(candidate, state.fingerprint.removeprefix(SHARED))
+            await self._offer_as(state.key, candidate)
+            return
         try:
             await asyncio.to_thread(self._reader.look_again, candidate)
         except SnapshotGone:

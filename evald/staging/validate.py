@@ -70,14 +70,15 @@ class BaseModel(msgspec.Struct, frozen=True):
 
 def validate(
     directory: Path,
-    base: BaseModel,
+    base: BaseModel | None,
     *,
     owned: bool = True,
     manifest: Manifest | None = None,
     allow_absent: Sequence[str] = (),
 ) -> None:
-    """Compare a snapshot with ``base`` and with its manifest; hashes are left to the digest.
+    """Compare a snapshot with itself, its manifest and ``base``; hashes are left to the digest.
 
+    ``base`` None: nothing is known of the names and shapes that it must have.
     ``owned``: links may not leave the directory, which will be deleted. ``allow_absent``: shell
     patterns of tensors that may be missing. Raises InvalidSnapshot with one sentence for the first
     fault, and FileNotFoundError when the directory vanishes meanwhile.
@@ -89,7 +90,9 @@ def validate(
         _check_readable(files)
         if manifest is not None:
             _check_sizes(files, manifest)
-        _compare(_read_tensors(files), base, allow_absent)
+        tensors = _read_tensors(files)
+        if base is not None:
+            _compare(tensors, base, allow_absent)
 
 
 @contextmanager

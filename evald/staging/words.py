@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from evald.errors import EvaldError, SnapshotGone
 from evald.point import Kind, PointKey, SkipReason
-from evald.staging.candidate import Candidate, Reader
+from evald.staging.candidate import Candidate, Reader, name_shared
 from evald.staging.offers import RunEnded, TrainerSkip
 from evald.staging.scan import FoundFile
 
@@ -73,17 +73,26 @@ def read_word(path: Path, word: type[_Word]) -> _Word:
 class Listener:
     """Makes offers of words; its methods block and belong into a thread.
 
-    ``base_dir``: what a baseline request means when it names no path; ``baseline_step``: its step.
+    ``base_dir``: what a baseline request means when it names no path; ``baseline_step``: its step;
+    ``shared``: this daemon measures shared engines.
     """
 
     def __init__(
-        self, reader: Reader, *, root: Path, run: str, base_dir: Path, baseline_step: int
+        self,
+        reader: Reader,
+        *,
+        root: Path,
+        run: str,
+        base_dir: Path | None,
+        baseline_step: int,
+        shared: bool = False,
     ) -> None:
         self._reader = reader
         self._root = root
         self._run = run
         self._base_dir = base_dir
         self._baseline_step = baseline_step
+        self._shared = shared
 
     def hear(self, file: FoundFile) -> Candidate | TrainerSkip | RunEnded:
         """Read one file; raises BrokenWord, and FileNotFoundError when it is gone."""
@@ -103,6 +112,8 @@ class Listener:
         if step is None:
             raise BrokenWord(f"cannot understand {file.path}: it names no step")
         run = word.run or run
+        if word.kind == "shared" and self._shared:
+            return self._shared_point(word, run, step, file)
         if word.kind == "shared":
             return TrainerSkip(
                 PointKey(run, step),
@@ -111,13 +122,16 @@ class Listener:
                 "has no shared posture configured; publish a snapshot instead",
                 file.path,
             )
-        if word.path is None and not is_baseline:
+        directory = self._base_dir if is_baseline else None
+        if word.path is not None:
+            directory = self._resolved(word.path)
+        if directory is None:
             raise BrokenWord(f"cannot understand {file.path}: it names no path to reuse")
         candidate = Candidate(
             run=run,
             step=step,
             kind=Kind.BASELINE if is_baseline else Kind.STEP,
-            directory=self._base_dir if word.path is None else self._resolved(word.path),
+            directory=directory,
             owned=False,
             marker_time=file.mtime_ns / 1e9,
             request=file.path,
@@ -129,6 +143,21 @@ class Listener:
                 f"cannot use snapshot {candidate.directory}, which {file.path.name} asks for: "
                 "there is no such directory"
             )
+        return candidate
+
+    def _shared_point(self, word: RequestWord, run: str, step: int, file: FoundFile) -> Candidate:
+        if not word.weight_version:
+            raise BrokenWord(f"cannot understand {file.path}: it names no weight_version")
+        candidate = Candidate(
+            run=run,
+            step=step,
+            kind=Kind.STEP,
+            directory=self._base_dir or self._root,
+            owned=False,
+            marker_time=file.mtime_ns / 1e9,
+            request=file.path,
+        )
+        name_shared(candidate, word.weight_version)
         return candidate
 
     def _resolved(self, path: str) -> Path:

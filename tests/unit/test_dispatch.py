@@ -48,11 +48,6 @@ class HeldMeasure:
         return record
 
 
-class NoProgress:
-    def view(self) -> list[SetView]:
-        return [SetView(name="x", done=1, total=2)]
-
-
 class Room:
     """A dispatcher with its surroundings."""
 
@@ -71,7 +66,7 @@ class Room:
             Dispatch(**dispatch),
             ledger=self.ledger,
             measure=self.measure,  # type: ignore[arg-type]
-            evaluator=NoProgress(),  # type: ignore[arg-type]
+            progress=lambda: [SetView(name="x", done=1, total=2)],
             retention=Retention(staging),
             used_bytes=lambda: self.used_bytes,
             max_bytes=max_bytes,

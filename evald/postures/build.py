@@ -1,0 +1,43 @@
+"""From the config's one posture to the object that measures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from evald.config import Config
+from evald.evals.evaluator import Evaluator
+from evald.evals.sets import LoadedSet
+from evald.postures.contract import Engines, Posture
+from evald.postures.evaluated import EvaluatedPosture
+
+
+def build_posture(config: Config, sets: list[LoadedSet]) -> Posture:
+    """Build the posture; whether evald starts engines at all is decided here and nowhere else."""
+    results_dir = Path(config.results.dir)
+    if config.blackbox is not None:
+        from evald.postures.blackbox import BlackBoxPosture  # noqa: PLC0415 (only where it is used)
+
+        return BlackBoxPosture(config.blackbox, results=config.results)
+    engines: Engines
+    if config.fleet is not None:
+        from evald.postures.fleet import fleet_engines  # noqa: PLC0415 (only where it is used)
+
+        engines = fleet_engines(config.fleet, results_dir)
+    elif config.attached is not None:
+        from evald.postures.attached import attached_engines  # noqa: PLC0415 (only where it is used)
+
+        engines = attached_engines(config.attached)
+    elif config.shared is not None:
+        from evald.postures.shared import shared_engines  # noqa: PLC0415 (only where it is used)
+
+        engines = shared_engines(config.shared)
+    else:
+        raise ValueError("the config has no posture")
+    evaluator = Evaluator(
+        sets,
+        dispatch=config.dispatch,
+        results=config.results,
+        model_dir=Path(config.posture.model or ""),
+        context_len=config.context_len,
+    )
+    return EvaluatedPosture(engines, evaluator, loads=config.shared is None)

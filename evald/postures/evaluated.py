@@ -1,0 +1,82 @@
+"""A posture with engines: they are pinned or verified, and asked the questions of the eval sets."""
+
+from __future__ import annotations
+
+import msgspec
+
+from evald.errors import EvalSkip
+from evald.evals.evaluator import Evaluator, PreparedPoint
+from evald.point import EvalPoint, SkipReason
+from evald.postures.contract import Engines, PinTarget, PointResult, Stages
+from evald.status.view import EngineView, SetView
+
+
+class EvaluatedPosture:
+    """Fulfils ``Posture`` with ``engines`` and ``evaluator``.
+
+    ``loads``: snapshots are loaded into the engines; false: they are the trainer's own (shared),
+    and a point names the weight version that they must have.
+    """
+
+    def __init__(self, engines: Engines, evaluator: Evaluator, *, loads: bool) -> None:
+        self._engines = engines
+        self._evaluator = evaluator
+        self._loads = loads
+
+    async def run(self) -> None:
+        """Supervise the engines until cancelled."""
+        await self._engines.run()
+
+    async def prepare(self, point: EvalPoint) -> PreparedPoint:
+        """Tokenize, and read what is needed of the snapshot beside its weights."""
+        if not self._loads and point.snapshot.weight_version is None:
+            raise EvalSkip(
+                f"cannot load {point.snapshot.directory}: [shared] engines belong to the trainer, "
+                'which asks with a request of kind "shared"; use another posture for snapshots',
+                reason=SkipReason.INVALID_SNAPSHOT,
+            )
+        return await self._evaluator.prepare(point)
+
+    async def measure(
+        self,
+        point: EvalPoint,
+        prepared: PreparedPoint,
+        *,
+        digest: str,
+        deadline: float,
+        stages: Stages,
+    ) -> PointResult:
+        """Pin, prove, evaluate, and look once more at whose weights it was."""
+        stages.state("pinning")
+        pin = await self._engines.pin(
+            PinTarget(
+                run=point.key.run,
+                step=point.key.step,
+                digest=digest,
+                directory=point.snapshot.directory if self._loads else None,
+                weight_version=point.snapshot.weight_version,
+            )
+        )
+        try:
+            await stages.check_unchanged()
+            stages.state("evaluating")
+            result = await self._evaluator.evaluate(
+                prepared, pin, self._engines, on_set=stages.set_done, deadline=deadline
+            )
+            await self._engines.confirm(pin)
+        finally:
+            await self._engines.unpin(pin)
+        provenance = {**result.provenance, "sglang": pin.sglang_version}
+        return msgspec.structs.replace(result, provenance=provenance)
+
+    def engines(self) -> list[EngineView]:
+        """Show the state of each engine."""
+        return self._engines.engines()
+
+    def progress(self) -> list[SetView]:
+        """Show the progress of the running point's sets."""
+        return self._evaluator.view()
+
+    async def close(self) -> None:
+        """End the grader processes."""
+        await self._evaluator.close()
