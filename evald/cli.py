@@ -16,6 +16,7 @@ _COMMANDS = {
     "check": "validate a config and print it resolved (exit 78 on a bad one)",
     "eval": "evaluate one snapshot directory, without a daemon",
     "status": "show what the daemon is doing",
+    "ctl": "retry, skip or abort a step, pause, resume, drain, restart or release an engine",
     "tail": "follow the ledger, one JSON record a line",
     "wait": "wait until exactly N points have ended",
     "demo": "show the main job on this machine: training, snapshots, a curve",

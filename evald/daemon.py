@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 
 import structlog
+import xxhash
 
 from evald import __version__
 from evald.baseline import baseline_point
@@ -19,11 +20,14 @@ from evald.config_load import dump_config
 from evald.dispatch import Dispatcher
 from evald.errors import EvaldError
 from evald.measure import Measure
+from evald.operations import Operations
 from evald.point import EvalPoint
 from evald.postures.build import build_posture
 from evald.postures.contract import Posture
 from evald.preflight import Preflight
 from evald.results.ledger import Ledger
+from evald.results.records import Alert
+from evald.run_ends import RunEnds
 from evald.staging.intake import Intake
 from evald.staging.retention import Retention
 from evald.status.board import Board
@@ -64,9 +68,21 @@ class Daemon:
             posture = build_posture(config, self._checked.sets)
             stack.push_async_callback(posture.close)
             retention = Retention(config.staging, on_alert=self._alert)
-            self._build(ledger, posture, retention)
+            measure = Measure(config.dispatch, posture=posture, marker=config.staging.marker)
+            stack.callback(measure.close)
+            self._build(ledger, posture, retention, measure)
             server = StatusServer(
-                socket_path(config), view=self.view, results_file=config.results_file
+                socket_path(config),
+                view=self.view,
+                results_file=config.results_file,
+                operate=Operations(
+                    run=config.run,
+                    dispatcher=self._dispatcher,
+                    posture=posture,
+                    retention=retention,
+                    index=ledger.index,
+                    stop=self._stop.set,
+                ),
             )
             await server.start()
             stack.push_async_callback(server.close)
@@ -74,19 +90,20 @@ class Daemon:
             stack.enter_context(self._signals())
             await self._serve(posture, board)
 
-    def _build(self, ledger: Ledger, posture: Posture, retention: Retention) -> None:
+    def _build(
+        self, ledger: Ledger, posture: Posture, retention: Retention, measure: Measure
+    ) -> None:
         config = self._config
         self._ledger, self._posture = ledger, posture
         self._dispatcher = Dispatcher(
             config.dispatch,
             ledger=ledger,
-            measure=Measure(config.dispatch, posture=posture, marker=config.staging.marker),
+            measure=measure,
             progress=posture.progress,
             retention=retention,
             used_bytes=lambda: self._intake.view().used_bytes,
             max_bytes=config.staging.max_bytes,
-            owned=config.staging.owned,
-            on_run_end=self._run_ended,
+            run_ends=RunEnds(ledger=ledger, retention=retention, on_end=self._run_ended),
             baseline=self._baseline if config.dispatch.baseline and config.model_dir else None,
         )
         self._intake = Intake(
@@ -129,13 +146,18 @@ class Daemon:
     def _status_line(self) -> str:
         queued, running = self._dispatcher.view()
         serving = sum(e.state == "serving" for e in self._posture.engines())
+        state = "paused" if self._dispatcher.paused else self._state
         return (
-            f"{self._state}; engines {serving}/{len(self._posture.engines())} serving; "
+            f"{state}; engines {serving}/{len(self._posture.engines())} serving; "
             f"{len(running)} running, {len(queued)} queued"
         )
 
     async def _alert(self, name: str, detail: str) -> None:
-        await self._dispatcher.alert(self._config.run, 0, name, detail)
+        run = self._config.run
+        record_id = f"{run}/alert/{name}/{xxhash.xxh3_64_hexdigest(detail.encode())}"
+        await self._ledger.append(
+            Alert(run=run, step=0, record_id=record_id, name=name, detail=detail)
+        )
 
     def _baseline(self, run: str) -> EvalPoint:
         step, marker = self._config.dispatch.baseline_step, self._config.staging.marker
@@ -191,7 +213,7 @@ class Daemon:
             beat=self._beat,
             time=time.time(),
             uptime_s=round(time.monotonic() - self._started, 3),
-            state=self._state,
+            state="paused" if self._dispatcher.paused else self._state,
             run=self._config.run,
             results=str(self._config.results_file),
             cap=self._config.dispatch.max_in_flight,

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import structlog
 
 from evald.config import Dispatch
+from evald.errors import EvaldError
 from evald.measure import Measure, skipped_record
 from evald.point import EvalPoint, Kind, Outcome, PointKey, SkipReason, Snapshot
 from evald.results.ledger import Ledger
-from evald.results.records import Accepted, Alert, PointRecord, RunEnd, SetRecord
+from evald.results.records import Accepted, PointRecord, SetRecord
+from evald.run_ends import RunEnds
 from evald.staging.offers import InvalidPoint, LostPoint, Offer, RunEnded, TrainerSkip
 from evald.staging.retention import Retention
 from evald.status.view import PointView, SetView
@@ -21,17 +23,29 @@ from evald.turns import Turns
 
 log = structlog.get_logger(__name__)
 
-#: a run's last step may become visible a moment after ``run.end`` (two scans apart).
-_LAST_STEP_WAIT_S = 10.0
+#: a run that is ending is looked at this often without an event.
+_LOOK_AGAIN_S = 1.0
+
+
+class _Entry(msgspec.Struct):
+    """A point that queues or runs: its state, and since when (loop's time)."""
+
+    point: EvalPoint
+    state: str
+    since: float
+    #: the loop's time of its acceptance.
+    accepted: float
+    work: asyncio.Task[PointRecord] | None = None
+    #: why an operator ended it.
+    aborted: str = ""
 
 
 class Dispatcher:
     """Queues points in order of arrival and runs at most ``max_in_flight`` of them.
 
     ``progress`` shows the running point's sets. ``used_bytes`` tells the bytes of all snapshots in
-    the staging root; ``max_bytes`` is their budget; ``owned``: evald deletes in it. ``on_run_end``
-    is called once the run is over and all its points have ended; ``baseline`` makes a run's
-    baseline point, which goes before the run's first step.
+    the staging root; ``max_bytes`` is their budget. ``baseline`` makes a run's baseline point,
+    which goes before the run's first step.
     """
 
     def __init__(
@@ -44,8 +58,7 @@ class Dispatcher:
         retention: Retention,
         used_bytes: Callable[[], int],
         max_bytes: int | None,
-        owned: bool,
-        on_run_end: Callable[[str], None],
+        run_ends: RunEnds,
         baseline: Callable[[str], EvalPoint] | None = None,
     ) -> None:
         self._config = config
@@ -55,18 +68,19 @@ class Dispatcher:
         self._retention = retention
         self._used_bytes = used_bytes
         self._max_bytes = max_bytes
-        self._owned = owned
-        self._on_run_end = on_run_end
+        self._run_ends = run_ends
         self._baseline = baseline
         self._baselined: set[str] = set()
-        self._queue: deque[EvalPoint] = deque()
-        self._running: dict[PointKey, PointView] = {}
-        self._state_since: dict[PointKey, float] = {}
-        self._ending_runs: dict[str, tuple[RunEnded, float]] = {}
-        self._wake = asyncio.Event()
-        self._open = True
-        self._idle = asyncio.Event()
+        self._queue: dict[PointKey, _Entry] = {}
+        self._running: dict[PointKey, _Entry] = {}
         self._turns = Turns()
+        #: staging offers from several tasks: one admission at a time, or the cap would leak.
+        self._admission = asyncio.Lock()
+        self._wake = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._draining = False
+        #: an operator holds back what queues.
+        self.paused = False
 
     # --- what staging offers -------------------------------------------------------------------
 
@@ -74,7 +88,8 @@ class Dispatcher:
         """Take in what staging found; returns when it is durable."""
         match offer:
             case EvalPoint():
-                await self._admit(offer)
+                async with self._admission:
+                    await self._admit(offer)
             case InvalidPoint(point=point, detail=detail):
                 await self._end(point, skipped_record(point, SkipReason.INVALID_SNAPSHOT, detail))
             case LostPoint(key=key, directory=directory, reason=reason, detail=detail):
@@ -83,15 +98,8 @@ class Dispatcher:
             case TrainerSkip():
                 await self._trainer_skip(offer)
             case RunEnded():
-                self._ending_runs[offer.run] = (offer, asyncio.get_running_loop().time())
+                self._run_ends.add(offer)
         self._wake.set()
-
-    async def alert(self, run: str, step: int, name: str, detail: str) -> None:
-        """Put something that a person should know into the ledger."""
-        record_id = f"{run}/alert/{name}/{self._ledger.last_seq + 1}"
-        await self._ledger.append(
-            Alert(run=run, step=step, record_id=record_id, name=name, detail=detail)
-        )
 
     async def _admit(self, point: EvalPoint) -> None:
         key, snapshot = point.key, point.snapshot
@@ -111,7 +119,8 @@ class Dispatcher:
             log.info("point_resumes", point=str(key))
         if self._config.overflow == "latest":
             await self._supersede_queued(point)
-        self._queue.append(point)
+        now = asyncio.get_running_loop().time()
+        self._queue[key] = _Entry(point, "queued", now, now)
 
     async def _admit_baseline(self, run: str) -> None:
         """Put the baseline of a run that has none in front of the first step seen in this life."""
@@ -143,15 +152,12 @@ class Dispatcher:
         """Policy ``latest``: what still queues gives way to the newest snapshot of its run."""
         if len(self._running) < self._config.max_in_flight:
             return
-        for point in list(self._queue):
-            key = point.key
-            if key.run != newer.key.run or point.snapshot.final or key.kind is Kind.BASELINE:
+        for key, entry in list(self._queue.items()):
+            if key.run != newer.key.run or entry.point.snapshot.final or key.kind is Kind.BASELINE:
                 continue
-            self._queue.remove(point)
-            detail = (
-                f"{newer.key} arrived while this point queued and dispatch.overflow is 'latest'"
-            )
-            await self._end(point, skipped_record(point, SkipReason.SUPERSEDED, detail))
+            del self._queue[key]
+            detail = f"{newer.key} came while this point queued, and dispatch.overflow is 'latest'"
+            await self._end(entry.point, skipped_record(entry.point, SkipReason.SUPERSEDED, detail))
 
     async def _trainer_skip(self, offer: TrainerSkip) -> None:
         key = offer.key
@@ -161,17 +167,41 @@ class Dispatcher:
             point = EvalPoint(key, _no_snapshot(key, Path()))
             detail = offer.detail or f"the trainer skipped this step ({offer.reason})"
             await self._record(skipped_record(point, offer.reason, detail))
-        await self._consume(offer.path)
+        await self._retention.consume(offer.path)
 
-    async def _consume(self, path: Path) -> None:
-        """Remove a trainer's file: its record is durable."""
-        if not self._owned:
-            return
-        try:
-            await asyncio.to_thread(path.unlink, missing_ok=True)
-        except OSError as error:
-            # not read again in this life, and known to the ledger in the next one
-            log.warning("staging_file_kept", path=str(path), error=error.strerror)
+    # --- what operators say --------------------------------------------------------------------
+
+    async def abort(self, run: str, step: int, why: str) -> list[PointKey]:
+        """End every queued or running point of a step as ``skipped`` / ``aborted``.
+
+        Returns their keys; raises EvaldError when there is none.
+        """
+        found = [k for k in (*self._queue, *self._running) if (k.run, k.step) == (run, step)]
+        if not found:
+            raise EvaldError(
+                f"cannot abort step {step} of run {run}: it is neither queued nor running; "
+                "see `evald status`"
+            )
+        for key in found:
+            entry = self._queue.pop(key, None)
+            if entry is not None:
+                await self._end(entry.point, skipped_record(entry.point, SkipReason.ABORTED, why))
+            elif key in self._running:
+                self._running[key].aborted = why
+                work = self._running[key].work
+                if work is not None:
+                    work.cancel()
+        return found
+
+    def is_open(self, key: PointKey) -> bool:
+        """Tell whether a point queues or runs."""
+        return key in self._queue or key in self._running
+
+    def pause(self, *, paused: bool) -> None:
+        """Hold back what queues, or let it go on; what runs is not touched."""
+        self.paused = paused
+        self._wake.set()
+        log.info("admission_paused" if paused else "admission_resumed")
 
     # --- the points ----------------------------------------------------------------------------
 
@@ -179,24 +209,20 @@ class Dispatcher:
         """Start points as there is room; never returns."""
         async with asyncio.TaskGroup() as points:
             while True:
-                while (
-                    self._open and self._queue and len(self._running) < self._config.max_in_flight
-                ):
-                    self._start(self._queue.popleft(), points)
-                await self._settle_runs()
+                self._start_points(points)
+                await self._run_ends.settle()
                 if not self._running:
                     self._idle.set()
                 self._wake.clear()
                 try:
-                    # a run that is ending is looked at again without an event
-                    async with asyncio.timeout(1.0 if self._ending_runs else None):
+                    async with asyncio.timeout(_LOOK_AGAIN_S if self._run_ends.waiting else None):
                         await self._wake.wait()
                 except TimeoutError:
                     continue
 
-    async def drain(self, timeout_s: float) -> bool:
-        """Start nothing more and wait for what runs; False when time ran out."""
-        self._open = False
+    async def drain(self, timeout_s: float) -> None:
+        """Start nothing more and wait for what runs, at most ``timeout_s``."""
+        self._draining = True
         self._wake.set()
         try:
             async with asyncio.timeout(timeout_s):
@@ -204,35 +230,53 @@ class Dispatcher:
                     self._idle.clear()
                     await self._idle.wait()
         except TimeoutError:
-            return False
-        return True
+            log.info("drain_deadline", running=[str(key) for key in self._running])
 
-    def _start(self, point: EvalPoint, points: asyncio.TaskGroup) -> None:
-        key = point.key
-        self._idle.clear()
-        self._running[key] = _view(point, "preparing")
-        turn = self._turns.join(key)
-        points.create_task(self._live(point, turn), name=f"point {key}")
+    def _start_points(self, points: asyncio.TaskGroup) -> None:
+        while (
+            self._queue
+            and not self._draining
+            and not self.paused
+            and len(self._running) < self._config.max_in_flight
+        ):
+            key = next(iter(self._queue))
+            entry = self._running[key] = self._queue.pop(key)
+            self._idle.clear()
+            turn = self._turns.join(key)
+            points.create_task(self._live(entry, turn), name=f"point {key}")
 
-    async def _live(self, point: EvalPoint, turn: asyncio.Event) -> None:
-        key = point.key
+    async def _live(self, entry: _Entry, turn: asyncio.Event) -> None:
+        point, key = entry.point, entry.point.key
         clock = asyncio.get_running_loop().time
 
         def on_state(state: str) -> None:
-            self._running[key].state = state
-            self._state_since[key] = clock()
+            entry.state, entry.since = state, clock()
             log.info("point_state", point=str(key), state=state)
 
+        entry.work = asyncio.create_task(
+            self._measure.run(
+                point,
+                queued_s=clock() - entry.accepted,
+                turn=turn,
+                on_state=on_state,
+                on_set=self._record_set,
+            ),
+            name=f"measure {key}",
+        )
+        if entry.aborted:
+            entry.work.cancel()
         try:
-            record = await self._measure.run(
-                point, turn=turn, on_state=on_state, on_set=self._record_set
-            )
-            on_state("recording")
+            record = await entry.work
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not entry.aborted or (task is not None and task.cancelling()):
+                raise
+            record = skipped_record(point, SkipReason.ABORTED, entry.aborted)
         finally:
             self._turns.leave(key)
+        on_state("recording")
         await self._end(point, record)
         del self._running[key]
-        self._state_since.pop(key, None)
         self._wake.set()
 
     async def _record_set(self, record: SetRecord) -> None:
@@ -246,10 +290,14 @@ class Dispatcher:
             await self._retention.retire(point.snapshot.directory, point.snapshot.fingerprint)
 
     async def _record(self, record: PointRecord) -> None:
-        newest = self._ledger.index.newest_step(record.run)
-        if record.kind is Kind.STEP and record.outcome is not Outcome.SKIPPED:
-            lag = max((newest if newest is not None else record.step) - record.step, 0)
-            record.metrics["eval/lag_steps"] = lag
+        index = self._ledger.index
+        if record.outcome is Outcome.SKIPPED:
+            state = index.get(PointKey(record.run, record.step, record.revision, record.kind))
+            # also those of an earlier life of the daemon
+            record.void_sets = list(state.set_ids) if state else []
+        elif record.kind is Kind.STEP:
+            newest = index.newest_step(record.run)
+            record.metrics["eval/lag_steps"] = max((newest or record.step) - record.step, 0)
         await self._ledger.append(record)
         log.info(
             "point_ended",
@@ -259,42 +307,27 @@ class Dispatcher:
             detail=record.detail,
         )
 
-    async def _settle_runs(self) -> None:
-        """Report runs that the trainer ended and that have no open point left."""
-        now = asyncio.get_running_loop().time()
-        for run, (end, seen_at) in list(self._ending_runs.items()):
-            index = self._ledger.index
-            if any(p.key.run == run for p in index.open_points()):
-                continue
-            newest = index.newest_step(run)
-            missing = newest is None or newest < end.last_step
-            if missing and now - seen_at < _LAST_STEP_WAIT_S:
-                continue
-            if not index.run_ended(run):
-                counts = index.outcome_counts()
-                await self._ledger.append(
-                    RunEnd(run=run, step=end.last_step, record_id=f"{run}/run_end", points=counts)
-                )
-            await self._consume(end.path)
-            del self._ending_runs[run]
-            log.info("run_ended", run=run, last_step=end.last_step)
-            self._on_run_end(run)
-
     # --- status --------------------------------------------------------------------------------
 
     def view(self) -> tuple[list[PointView], list[PointView]]:
         """Queued and running points, in order."""
         now = asyncio.get_running_loop().time()
-        for key, view in self._running.items():
-            view.since_s = round(now - self._state_since.get(key, now), 3)
-            view.sets = self._progress() if view.state == "evaluating" else []
-        return [_view(p, "queued") for p in self._queue], list(self._running.values())
+        running = [_view(entry, now) for entry in self._running.values()]
+        for view in running:
+            if view.state == "evaluating":
+                view.sets = self._progress()
+        return [_view(entry, now) for entry in self._queue.values()], running
 
 
-def _view(point: EvalPoint, state: str) -> PointView:
-    key = point.key
+def _view(entry: _Entry, now: float) -> PointView:
+    key = entry.point.key
     return PointView(
-        run=key.run, step=key.step, revision=key.revision, kind=key.kind, state=state, since_s=0.0
+        run=key.run,
+        step=key.step,
+        revision=key.revision,
+        kind=key.kind,
+        state=entry.state,
+        since_s=round(now - entry.since, 3),
     )
 
 

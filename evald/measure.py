@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -39,49 +41,71 @@ class Measure:
         self._config = config
         self._posture = posture
         self._marker = marker
+        #: set when nobody waits for digests any more: a thread cannot be cancelled.
+        self._stop = threading.Event()
+
+    def close(self) -> None:
+        """Let a digest that is being made end early; call it before the event loop closes."""
+        self._stop.set()
 
     async def run(
         self,
         point: EvalPoint,
         *,
+        queued_s: float,
         turn: asyncio.Event,
         on_state: Callable[[str], None],
         on_set: Callable[[SetRecord], Awaitable[None]],
     ) -> PointRecord:
         """Measure ``point``; every EvalSkip becomes a ``skipped`` record.
 
-        ``turn`` is set when every earlier point is through with the engines. ``on_set`` is awaited
-        with the record of each eval set as soon as the set is done. Cancellation passes through:
-        the point then has no record and resumes later.
+        ``queued_s``: how long the point has queued. ``turn`` is set when every earlier point is
+        through with the engines. ``on_set`` is awaited with the record of each eval set as soon as
+        the set is done. Cancellation passes through: the point then has no record and resumes
+        later.
         """
-        life = _Life(point, marker=self._marker, on_state=on_state, on_set=on_set)
+        life = _Life(
+            point, queued_s=queued_s, marker=self._marker, on_state=on_state, on_set=on_set
+        )
         try:
             life.state("preparing")
-            await life.check_unchanged()
-            prepared = await self._posture.prepare(point)
-            digest = await self._digest(point)
+            prepared = await self._prepare(life)
             life.state("waiting")
             await turn.wait()
             await life.check_unchanged()
             deadline = asyncio.get_running_loop().time() + self._config.point_deadline_s
             result = await self._posture.measure(
-                point, prepared, digest=digest, deadline=deadline, stages=life
+                point, prepared, digest=life.digest or "", deadline=deadline, stages=life
             )
-            return self._judge(life, digest, result)
+            return self._judge(life, result)
         except EvalSkip as skip:
             return skipped_record(point, skip.reason, skip.detail, life=life)
 
-    async def _digest(self, point: EvalPoint) -> str:
-        """Hash while an earlier point still has the engines, if nobody has yet."""
-        snapshot = point.snapshot
-        if snapshot.digest is not None:
-            return snapshot.digest
+    async def _prepare(self, life: _Life) -> Any:
+        """Read and hash while an earlier point still has the engines."""
+        limit_s = self._config.point_deadline_s
         try:
-            return await asyncio.to_thread(content_digest, snapshot.directory, self._marker)
+            async with asyncio.timeout(limit_s):
+                await life.check_unchanged()
+                prepared = await self._posture.prepare(life.point)
+                if life.digest is None:
+                    life.digest = await asyncio.to_thread(
+                        content_digest,
+                        life.point.snapshot.directory,
+                        self._marker,
+                        stop=self._stop,
+                    )
         except FileNotFoundError as error:
-            raise _gone(snapshot.directory) from error
+            raise _gone(life.point.snapshot.directory) from error
+        except TimeoutError as error:
+            raise EvalSkip(
+                f"cannot read {life.point.snapshot.directory} within {limit_s:g} s: the file "
+                "system hangs",
+                reason=SkipReason.DEADLINE,
+            ) from error
+        return prepared
 
-    def _judge(self, life: _Life, digest: str, result: PointResult) -> PointRecord:
+    def _judge(self, life: _Life, result: PointResult) -> PointRecord:
         counts = result.counts
         failed = counts.n_error + counts.n_grader_error + counts.n_timeout
         total = max(counts.n_total, 1)
@@ -91,20 +115,19 @@ class Measure:
         )
         if result.problem:
             summary += f"; the first: {result.problem}"
-        provenance = {**result.provenance, "snapshot": digest, "evald": __version__}
+        provenance = {**result.provenance, "snapshot": life.digest, "evald": __version__}
         if counts.n_timeout / total > _MAX_TIMEOUT_SHARE or (failed and counts.n_scored == 0):
             late = counts.n_timeout >= max(counts.n_error, counts.n_grader_error)
             reason = SkipReason.DEADLINE if late else SkipReason.CRASHED
             record = skipped_record(life.point, reason, summary, life=life)
-            return msgspec.structs.replace(
-                record, counts=counts, provenance=provenance, digest=digest
-            )
-        partial = failed / total > self._config.max_error_share
+            return msgspec.structs.replace(record, counts=counts, provenance=provenance)
+        # the worst set decides: a set that failed must not hide behind a large one
+        partial = life.worst_error_share > self._config.max_error_share
         timings = life.finish()
         key, snapshot = life.point.key, life.point.snapshot
         metrics = dict(result.metrics)
         metrics["eval/step"] = key.step
-        metrics["eval/duration_seconds"] = timings.total_s
+        metrics["eval/duration_seconds"] = timings.total_s - timings.queued_s
         if snapshot.export_s is not None:
             metrics["eval/export_time_seconds"] = snapshot.export_s
         return PointRecord(
@@ -123,7 +146,7 @@ class Measure:
             metrics=metrics,
             directory=str(snapshot.directory),
             fingerprint=snapshot.fingerprint,
-            digest=digest,
+            digest=life.digest,
         )
 
 
@@ -134,18 +157,22 @@ class _Life:
         self,
         point: EvalPoint,
         *,
+        queued_s: float,
         marker: str,
         on_state: Callable[[str], None],
         on_set: Callable[[SetRecord], Awaitable[None]],
     ) -> None:
         self.point = point
-        self.set_ids: list[str] = []
+        self.digest = point.snapshot.digest
+        #: of the sets that are done: the largest share of samples without a score.
+        self.worst_error_share = 0.0
         self._marker = marker
         self._on_state = on_state
         self._on_set = on_set
+        self._waited_s = queued_s
         self._started = self._mark = time.monotonic()
         self._stage = ""
-        self._timings = Timings(validate_s=point.snapshot.validate_s)
+        self._timings = Timings(validate_s=point.snapshot.validate_s, queued_s=queued_s)
 
     def state(self, state: str) -> None:
         """Book the time of the stage that ends, and tell of the one that begins."""
@@ -167,7 +194,10 @@ class _Life:
             seconds=result.seconds,
             metrics={**result.metrics, "eval/step": key.step},
         )
-        self.set_ids.append(record.record_id)
+        counts = result.counts
+        if counts.n_total:
+            share = 1 - counts.n_scored / counts.n_total
+            self.worst_error_share = max(self.worst_error_share, share)
         await self._on_set(record)
 
     async def check_unchanged(self) -> None:
@@ -192,13 +222,14 @@ class _Life:
     def finish(self) -> Timings:
         """Return the stage times with the total."""
         self._book()
-        self._timings.total_s = time.monotonic() - self._started
+        self._timings.total_s = self._waited_s + time.monotonic() - self._started
         return self._timings
 
     def _book(self) -> None:
         now = time.monotonic()
         if self._stage:
-            setattr(self._timings, self._stage, now - self._mark)
+            so_far = getattr(self._timings, self._stage)
+            setattr(self._timings, self._stage, so_far + now - self._mark)
         self._mark = now
 
 
@@ -218,10 +249,9 @@ def skipped_record(
         detail=detail,
         timings=life.finish() if life else Timings(validate_s=snapshot.validate_s),
         metrics={"eval/step": key.step, f"eval/skipped_{reason}": 1},
-        void_sets=life.set_ids if life else [],
         directory=str(snapshot.directory),
         fingerprint=snapshot.fingerprint,
-        digest=snapshot.digest,
+        digest=life.digest if life else snapshot.digest,
     )
 
 

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from evald.engines.guard import descendants, read_stat
 from evald.results.follow import read_records
 from evald.results.records import AnyRecord, PointRecord
 from evald.testing import write_base_model
@@ -106,6 +107,8 @@ class Rig:
         self.results = work / "results" / "results.jsonl"
         self.daemon: subprocess.Popen[bytes] | None = None
         self._starts = 0
+        #: pid -> start, in clock ticks since the machine's boot.
+        self._noted: dict[int, int] = {}
 
     def start(self, *arguments: str, before: Sequence[str] = ()) -> subprocess.Popen[bytes]:
         """Start the daemon and wait until it serves; ``before``: a program that starts it."""
@@ -163,16 +166,28 @@ class Rig:
             raise
         return found
 
+    def note_processes(self) -> None:
+        """Remember all processes below the daemon, whatever they call themselves."""
+        if self.daemon is not None:
+            for pid in (self.daemon.pid, *descendants(self.daemon.pid)):
+                if (stat := read_stat(pid)) is not None:
+                    self._noted[pid] = stat.start_ticks
+
     def processes(self) -> list[int]:
-        """Processes that belong to this rig: daemon, guards, engines, workers."""
-        found = []
-        for entry in Path("/proc").iterdir():
-            if not entry.name.isdigit():
-                continue
-            with suppress(OSError):
-                if str(self.work).encode() in (entry / "cmdline").read_bytes():
-                    found.append(int(entry.name))
-        return found
+        """Living processes of this rig: daemons, guards, engines and theirs, workers."""
+        self.note_processes()
+        return [
+            pid
+            for pid, start_ticks in self._noted.items()
+            if (stat := read_stat(pid)) and stat.start_ticks == start_ticks and stat.state != "Z"
+        ]
+
+    def kill(self) -> None:
+        """SIGKILL the daemon, as the kernel would."""
+        assert self.daemon is not None
+        self.note_processes()
+        self.daemon.send_signal(signal.SIGKILL)
+        self.daemon.wait(10)
 
     def evald(
         self, *arguments: str, before: Sequence[str] = (), timeout_s: float = 60.0
@@ -190,11 +205,13 @@ class Rig:
     def stop(self, timeout_s: float = 30.0) -> int:
         """SIGTERM and the exit code."""
         assert self.daemon is not None
+        self.note_processes()
         self.daemon.send_signal(signal.SIGTERM)
         return self.daemon.wait(timeout_s)
 
     def close(self) -> None:
         """End everything and remove the staging root."""
+        self.note_processes()
         if self.daemon is not None and self.daemon.poll() is None:
             self.daemon.send_signal(signal.SIGTERM)
             try:

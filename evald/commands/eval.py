@@ -55,6 +55,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _evaluate(config: Config, directory: Path, step: int) -> PointRecord:
+    from evald.errors import EvaldError
     from evald.measure import Measure, skipped_record
     from evald.point import EvalPoint, PointKey, Snapshot
     from evald.postures.build import build_posture
@@ -65,7 +66,12 @@ async def _evaluate(config: Config, directory: Path, step: int) -> PointRecord:
     checked = preflight(config)
     marker = config.staging.marker
     key = PointKey(config.run, step)
-    seen, size_bytes = await asyncio.to_thread(fingerprint, directory, marker)
+    try:
+        seen, size_bytes = await asyncio.to_thread(fingerprint, directory, marker)
+    except FileNotFoundError as error:
+        raise EvaldError(
+            f"cannot evaluate {directory}: there is no such directory; give a snapshot's"
+        ) from error
     point = EvalPoint(
         key,
         Snapshot(
@@ -87,7 +93,8 @@ async def _evaluate(config: Config, directory: Path, step: int) -> PointRecord:
     try:
         measure = Measure(config.dispatch, posture=posture, marker=marker)
         point_task = asyncio.create_task(
-            measure.run(point, turn=turn, on_state=_ignore, on_set=_ignore_set), name=f"point {key}"
+            measure.run(point, queued_s=0.0, turn=turn, on_state=_ignore, on_set=_ignore_set),
+            name=f"point {key}",
         )
         await asyncio.wait({engines, point_task}, return_when=asyncio.FIRST_COMPLETED)
         if not point_task.done():

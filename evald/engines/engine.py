@@ -276,7 +276,8 @@ class Engine:
             return self._ended(State.UNHEALTHY, detail)
         except ForeignServer as error:
             return self._ended(State.UNHEALTHY, str(error))
-        self.sglang_version = info.get("version")
+        version = info.get("version")
+        self.sglang_version = version if isinstance(version, str) else None
         self.slots.limit = self._config.max_requests or own_limit(info)
         self._alive_since = self._clock()
         self.was_ready = True

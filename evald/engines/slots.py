@@ -1,4 +1,4 @@
-"""How many samples one engine has in flight, and when it is idle."""
+"""How many samples one engine has in flight, how many it may have, and when it is idle."""
 
 from __future__ import annotations
 
@@ -7,30 +7,60 @@ from collections.abc import Callable
 
 
 class Slots:
-    """Counts samples in flight; ``limit`` bounds them, but one larger request may have it alone."""
+    """Counts samples in flight; ``limit`` bounds them, but one larger request may have it alone.
 
-    def __init__(self, limit: int, on_leave: Callable[[], None] = lambda: None) -> None:
-        self.limit = limit
+    ``on_room`` is called whenever a request that did not fit could fit now.
+    """
+
+    def __init__(self, limit: int, on_room: Callable[[], None] = lambda: None) -> None:
         self.in_flight = 0
+        self._limit = limit
+        self._was_full = False
         self._idle = asyncio.Event()
         self._idle.set()
-        self._on_leave = on_leave
+        self._busy = asyncio.Event()
+        self._on_room = on_room
+
+    @property
+    def limit(self) -> int:
+        """Samples in flight that are allowed (at least 1); may change at any time."""
+        return self._limit
+
+    @limit.setter
+    def limit(self, limit: int) -> None:
+        grown = limit > self._limit
+        self._limit = limit
+        if grown:
+            self._on_room()
 
     def fits(self, count: int) -> bool:
         """Whether ``count`` more samples may enter now."""
-        return self.in_flight == 0 or self.in_flight + count <= self.limit
+        return self.in_flight == 0 or self.in_flight + count <= self._limit
 
     def enter(self, count: int) -> None:
         """Take ``count`` places; the caller has asked ``fits``."""
         self.in_flight += count
+        # as full as it gets: another request of this size would have to wait
+        self._was_full = self._was_full or self.in_flight + count > self._limit
         self._idle.clear()
+        self._busy.set()
 
     def leave(self, count: int) -> None:
         """Give ``count`` places back."""
         self.in_flight -= count
         if self.in_flight == 0:
             self._idle.set()
-        self._on_leave()
+            self._busy.clear()
+        self._on_room()
+
+    def take_was_full(self) -> bool:
+        """Tell whether the limit has held requests back since the last call."""
+        was_full, self._was_full = self._was_full, False
+        return was_full
+
+    async def wait_busy(self) -> None:
+        """Wait until something is in flight."""
+        await self._busy.wait()
 
     async def wait_idle(self, timeout_s: float) -> bool:
         """Wait until nothing is in flight; False when ``timeout_s`` is over first."""

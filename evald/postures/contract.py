@@ -72,6 +72,12 @@ class Posture(Protocol):
     def engines(self) -> list[EngineView]:
         """State of each engine (or process) for status and records."""
 
+    async def restart(self, engine: str) -> None:
+        """Restart an engine on an operator's word; raises EvaldError (no such engine)."""
+
+    async def release(self, engine: str) -> None:
+        """Release an engine from quarantine; raises EvaldError (not in quarantine)."""
+
     def progress(self) -> list[SetView]:
         """Progress of the running point's sets; empty when none runs."""
 
@@ -158,6 +164,12 @@ class Engines(Protocol):
 
     async def unpin(self, pin: Pin) -> None:
         """End of the point: late answers can never count, engines may be pinned again."""
+
+    async def restart(self, engine: str) -> None:
+        """Restart an engine on an operator's word; raises EvaldError (no such engine)."""
+
+    async def release(self, engine: str) -> None:
+        """Release an engine from quarantine; raises EvaldError (not in quarantine)."""
 
     def capacity(self) -> int:
         """Count the samples worth having in flight over all engines right now (at least 1)."""

@@ -73,6 +73,14 @@ class EvaluatedPosture:
         """Show the state of each engine."""
         return self._engines.engines()
 
+    async def restart(self, engine: str) -> None:
+        """Restart an engine on an operator's word."""
+        await self._engines.restart(engine)
+
+    async def release(self, engine: str) -> None:
+        """Release an engine from quarantine."""
+        await self._engines.release(engine)
+
     def progress(self) -> list[SetView]:
         """Show the progress of the running point's sets."""
         return self._evaluator.view()

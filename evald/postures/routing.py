@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
 
 import msgspec
 import structlog
 
+from evald.engines.answers import COMPLETE, Answer
 from evald.engines.api import EngineBusy, EngineError, EngineRejected, EngineUnreachable
 from evald.engines.engine import Engine
-from evald.engines.pin import versions_of
 from evald.engines.state import State
 from evald.errors import GenerationFailed, Unhealthy
 from evald.postures.campaign import Campaign
@@ -25,8 +24,6 @@ FIRST_RETRY_S = 0.05
 MAX_RETRY_S = 2.0
 #: answers that are none (500, no JSON) before the request fails.
 MAX_ERRORS = 3
-#: finish reasons of a complete answer.
-COMPLETE = frozenset({"stop", "length"})
 
 
 class _Progress(msgspec.Struct):
@@ -142,6 +139,9 @@ class Router:
             if not answered:
                 engine.abort_soon(rids)
         engine.answered()
+        if campaign.closed:
+            # whoever asked has given up the pin: its weights may be others by now
+            raise GenerationFailed("error", "the point has ended")
         latency_s = time.monotonic() - began
         for number, answer in zip(missing, raw, strict=True):
             void = self._void(campaign, engine, answer)
@@ -150,13 +150,11 @@ class Router:
             else:
                 progress.answers[number] = _generation(answer, engine.name, latency_s)
 
-    def _void(self, campaign: Campaign, engine: Engine, answer: dict[str, Any]) -> str:
+    def _void(self, campaign: Campaign, engine: Engine, answer: Answer) -> str:
         """Say why an answer does not count; empty when it does."""
-        meta_info = answer.get("meta_info") or {}
-        reason = (meta_info.get("finish_reason") or {}).get("type")
-        if reason not in COMPLETE:
-            return f"the answer ended with {reason!r}"
-        versions = versions_of(meta_info)
+        if answer.reason not in COMPLETE:
+            return f"the answer ended with {answer.reason!r}"
+        versions = answer.versions
         if not versions or not versions <= campaign.versions:
             detail = f"an answer came from weights {sorted(versions)}, not of the pin"
             log.error("foreign_weights", engine=engine.name, versions=sorted(versions))
@@ -165,13 +163,13 @@ class Router:
         return ""
 
 
-def _generation(answer: dict[str, Any], engine: str, latency_s: float) -> Generation:
-    meta_info = answer["meta_info"]
+def _generation(answer: Answer, engine: str, latency_s: float) -> Generation:
     return Generation(
-        output_ids=list(answer["output_ids"]),
-        text=answer.get("text", ""),
-        finish_reason=meta_info["finish_reason"]["type"],
-        weight_version=meta_info["weight_version"],
+        output_ids=answer.output_ids or [],
+        text=answer.text or "",
+        finish_reason=answer.reason or "",
+        # a label of the pin, whichever of its spans it names
+        weight_version=answer.meta_info.weight_version or max(answer.versions),
         engine=engine,
         latency_s=latency_s,
     )

@@ -108,11 +108,11 @@ class PointIndex:
         ended = [state for state in self._points.values() if state.outcome is not None]
         return sorted(ended, key=lambda state: state.end_seq)
 
-    def outcome_counts(self) -> dict[str, int]:
-        """Return how many points ended in each outcome; every outcome is a key."""
+    def outcome_counts(self, run: str | None = None) -> dict[str, int]:
+        """Return how many points (of ``run``) ended in each outcome; every outcome is a key."""
         counts = {outcome.value: 0 for outcome in Outcome}
         for state in self._points.values():
-            if state.outcome is not None:
+            if state.outcome is not None and run in (None, state.key.run):
                 counts[state.outcome.value] += 1
         return counts
 

@@ -315,13 +315,7 @@ class Intake:
             if self._index.get(key) is None:
                 continue
             del self._consumable[path]
-            if self._config.owned:
-                try:
-                    await asyncio.to_thread(path.unlink, missing_ok=True)
-                except OSError as error:
-                    self._alerts.warn_once(
-                        "staging_file_kept", f"cannot remove {path}: {error.strerror}"
-                    )
+            await self._retention.consume(path)
 
 
 def _time(one: FoundSnapshot | FoundFile) -> tuple[int, int]:

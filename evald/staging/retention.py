@@ -84,6 +84,20 @@ class Retention:
                 kept = self._ring.pop(oldest)
                 await self._say(await asyncio.to_thread(self._delete, oldest, kept.fingerprint))
 
+    def keep(self, directory: Path) -> None:
+        """Take a snapshot out of the ring: its bytes are wanted once more."""
+        self._ring.pop(directory, None)
+
+    async def consume(self, path: Path) -> None:
+        """Remove a trainer's file whose record is durable; nothing in a root that is not owned."""
+        if not self._owned:
+            return
+        try:
+            await asyncio.to_thread(path.unlink, missing_ok=True)
+        except OSError as error:
+            # it is not read again in this life, and the ledger knows it in the next one
+            log.warning("staging_file_kept", path=str(path), error=error.strerror)
+
     async def _say(self, fault: str | None) -> None:
         if fault is not None:
             log.warning("snapshot_not_deleted", detail=fault)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+from http import HTTPStatus
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import msgspec
@@ -92,22 +94,40 @@ def _live_sockets(directory: Path) -> list[Path]:
 
 async def fetch_status(socket: Path, *, timeout_s: float = TIMEOUT_S) -> StatusView:
     """Ask the daemon on ``socket`` for its status; raises NotRunning or EvaldError."""
+    _, body = await _ask(socket, "GET", "/status", timeout_s=timeout_s)
+    try:
+        return msgspec.json.decode(body, type=StatusView)
+    except msgspec.DecodeError as error:
+        raise EvaldError(f"cannot understand the daemon at {socket}: {error}") from error
+
+
+async def operate(socket: Path, command: dict[str, Any], *, timeout_s: float = TIMEOUT_S) -> str:
+    """Send a command (the fields of ``Command``); return what was done.
+
+    Raises NotRunning, or EvaldError with the daemon's reason for a refusal.
+    """
+    body = msgspec.json.encode(command)
+    status, answer = await _ask(socket, "POST", "/operate", body=body, timeout_s=timeout_s)
+    if status != HTTPStatus.OK:
+        raise EvaldError(answer.decode())
+    return answer.decode()
+
+
+async def _ask(
+    socket: Path, method: str, path: str, *, timeout_s: float, body: bytes | None = None
+) -> tuple[int, bytes]:
     try:
         async with (
             aiohttp.ClientSession(
                 connector=aiohttp.UnixConnector(os.fspath(socket)),
                 timeout=aiohttp.ClientTimeout(total=timeout_s),
             ) as session,
-            session.get("http://evald/status") as response,
+            session.request(method, f"http://evald{path}", data=body) as response,
         ):
-            body = await response.read()
+            return response.status, await response.read()
     except aiohttp.ClientConnectorError as error:
         raise NotRunning(f"cannot ask the daemon at {socket}: none is running") from error
     except (aiohttp.ClientError, TimeoutError) as error:
         raise EvaldError(
             f"cannot ask the daemon at {socket}: {error or 'no answer'} within {timeout_s:g} s"
         ) from error
-    try:
-        return msgspec.json.decode(body, type=StatusView)
-    except msgspec.DecodeError as error:
-        raise EvaldError(f"cannot understand the daemon at {socket}: {error}") from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import msgspec
@@ -12,6 +12,7 @@ from aiohttp import web
 
 from evald.errors import EvaldError
 from evald.results.follow import Follower
+from evald.status.command import Command
 from evald.status.sockets import LINK_NAME, answers, check_fallback, fallback_dir, socket_path
 from evald.status.view import StatusView
 
@@ -31,15 +32,29 @@ class _Seq(msgspec.Struct):
 _seq_decoder = msgspec.json.Decoder(_Seq)
 
 
-class StatusServer:
-    """Serves ``GET /status`` (a StatusView) and ``GET /records?after=SEQ`` (ledger lines).
+#: carries out a command and says what was done; raises EvaldError with why not.
+Operate = Callable[[Command], Awaitable[str]]
 
+
+class StatusServer:
+    """Serves the status and the ledger's records, and takes an operator's commands.
+
+    ``GET /status`` answers a StatusView, ``GET /records?after=SEQ`` ledger lines. ``POST /operate``
+    takes a Command: 200 with a sentence, 409 with the reason of a refusal.
     ``/records`` answers at most ``limit`` (default and maximum 1000) lines with ``seq`` above
     ``after``, oldest first, as newline-delimited JSON, just as they stand in the ledger.
     """
 
-    def __init__(self, socket: Path, *, view: Callable[[], StatusView], results_file: Path) -> None:
+    def __init__(
+        self,
+        socket: Path,
+        *,
+        view: Callable[[], StatusView],
+        results_file: Path,
+        operate: Operate,
+    ) -> None:
         self.socket = socket
+        self._operate = operate
         self._view = view
         self._results_file = results_file
         self._link = results_file.parent / LINK_NAME
@@ -53,7 +68,11 @@ class StatusServer:
         except OSError as error:
             raise self._cannot(error) from error
         app = web.Application()
-        app.add_routes([web.get("/status", self._status), web.get("/records", self._records)])
+        app.add_routes([
+            web.get("/status", self._status),
+            web.get("/records", self._records),
+            web.post("/operate", self._command),
+        ])  # fmt: skip
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_TIMEOUT_S)
         await runner.setup()
         try:
@@ -118,6 +137,16 @@ class StatusServer:
             return web.Response(status=400, text=f"{error}\n")
         body = await asyncio.to_thread(self._lines, after, limit)
         return web.Response(body=body, content_type="application/x-ndjson")
+
+    async def _command(self, request: web.Request) -> web.Response:
+        try:
+            command = msgspec.json.decode(await request.read(), type=Command)
+        except msgspec.DecodeError as error:
+            return web.Response(status=400, text=f"cannot understand the command: {error}")
+        try:
+            return web.Response(text=await self._operate(command))
+        except EvaldError as error:
+            return web.Response(status=409, text=str(error))
 
     def _lines(self, after: int, limit: int) -> bytes:
         with Follower(self._results_file) as follower:

@@ -94,37 +94,44 @@ def test_same_step_again(daemon: Rig) -> None:
 
 
 def test_files_of_another_user(tmp_path: Path) -> None:
-    """The trainer is another user, and the daemon may not override file modes."""
-    if os.getuid() != 0:
-        pytest.fail("this test needs root: it writes the files of another user")
+    """The trainer is another user, and the daemon may not override file modes.
+
+    Only root can write another user's files; elsewhere the same modes are set on our own.
+    """
+    root = os.getuid() == 0
     ordinary = ["setpriv", "--bounding-set=-dac_override,-dac_read_search,-fowner,-chown"]
+    before = ordinary if root else []
     with rig(tmp_path, python=write_fake_python(tmp_path / "fake-python")) as r:
-        r.start(before=ordinary)
+        r.start(before=before)
         unreadable = write_snapshot(r.root / "step_1", seed=1, answer=7, marker=None)
-        (unreadable / "model.safetensors").chmod(0o600)
-        give_away(unreadable)
+        (unreadable / "model.safetensors").chmod(0o600 if root else 0)
         (unreadable / ".complete").touch()
+        give_away(unreadable)
         point = r.point(1)
         assert (str(point.outcome), point.reason) == ("skipped", "invalid_snapshot")
-        for words in ("model.safetensors", "0600", "0644"):
+        for words in ("model.safetensors", "0600" if root else "0000", "0644"):
             assert words in point.detail
-        # readable, but its directory belongs to the trainer: measured, and said in words
+        # readable, but evald may not delete in it: measured, and said in words
         foreign = write_snapshot(r.root / "step_2", seed=2, answer=7, marker=None)
-        give_away(foreign)
         (foreign / ".complete").touch()
+        give_away(foreign)
         assert str(r.point(2).outcome) == "ok"
         alerts = until(lambda: [x for x in r.records() if isinstance(x, Alert)], "an alert")
         assert "cannot delete" in alerts[0].detail
         assert foreign.exists()
-        checked = r.evald("check", str(r.config), before=ordinary)
+        checked = r.evald("check", str(r.config), before=before)
         assert checked.returncode == 0, checked.stderr
         assert "cannot delete" in checked.stdout
+        for directory in (unreadable, foreign):
+            directory.chmod(0o755)
 
 
 def give_away(directory: Path) -> None:
-    """Make a directory and its files those of another user."""
-    for path in (directory, *directory.iterdir()):
-        os.chown(path, NOBODY, NOBODY)
+    """Make a directory and its files those of another user, or one that nobody may write to."""
+    if os.getuid() == 0:
+        for path in (directory, *directory.iterdir()):
+            os.chown(path, NOBODY, NOBODY)
+    directory.chmod(0o555 if os.getuid() else 0o755)
 
 
 def test_a_snapshot_that_kills_the_engine_is_blamed(tmp_path: Path) -> None:

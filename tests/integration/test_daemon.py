@@ -82,8 +82,7 @@ def test_kill_9_in_mid_evaluation_resumes_and_records_once(tmp_path: Path) -> No
             write_snapshot(r.root / f"step_{step}", seed=step, answer=7)
         journal = r.work / "results" / "samples" / "t" / "step_1.r0" / "a.jsonl"
         until(lambda: journal.exists() and journal.read_bytes().count(b"\n") > 20, "samples")
-        daemon.send_signal(signal.SIGKILL)
-        daemon.wait(10)
+        r.kill()
         until(lambda: not r.processes(), "no process is left 10 s after the kill", 10)
         assert r.points() == []
         r.start()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 from bad_snapshots import BAD
 from rig import Rig, rig, until
 
+from evald.engines.guard import descendants
 from evald.results.records import Accepted
 from evald.testing import write_base_model, write_snapshot
 
@@ -47,9 +47,9 @@ def test_good_and_bad_snapshots_and_kill_9(tmp_path: Path) -> None:
         journal = r.work / "results" / "samples" / "t" / "step_31.r0" / "a.jsonl"
         drop(r, 31, seed=31)
         until(lambda: journal.exists() and journal.read_bytes().count(b"\n") > 5, "samples")
+        assert len(descendants(daemon.pid)) >= 4  # guard, launcher, scheduler, detokenizer
         killed = time.monotonic()
-        daemon.send_signal(signal.SIGKILL)
-        daemon.wait(10)
+        r.kill()
         until(lambda: not r.processes(), "no process is left", 10)
         print(f"nothing left {time.monotonic() - killed:.1f} s after kill -9")
         assert 31 not in [point.step for point in r.points()]

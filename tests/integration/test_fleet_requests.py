@@ -52,7 +52,9 @@ async def test_drain_lets_requests_finish_before_the_next_pin(base: Path) -> Non
         asking = asyncio.create_task(rig.ask(pin))
         await rig.until(lambda: rig.engine().slots.in_flight == 1)
         second = await rig.posture.pin(rig.target(2))
-        assert texts(await asking) == [r"\boxed{1}"]
+        with pytest.raises(GenerationFailed, match="the point has ended"):
+            await asking  # it was not aborted, but its point has ended
+        assert rig.fake().aborted == []
         assert texts(await rig.ask(second)) == [r"\boxed{2}"]
         with pytest.raises(GenerationFailed, match="the point has ended"):
             await rig.ask(pin)
@@ -71,6 +73,17 @@ async def test_drain_deadline_aborts_what_runs(base: Path) -> None:
         assert texts(await rig.ask(second)) == [r"\boxed{2}"]
         with pytest.raises(GenerationFailed, match="the point has ended"):
             await asking
+
+
+async def test_an_answer_that_comes_after_the_point_has_ended_never_counts(base: Path) -> None:
+    async with fleet(base, delay_s=0.2) as rig:
+        pin = await rig.posture.pin(rig.target(1))
+        asking = asyncio.create_task(rig.ask(pin))
+        await rig.until(lambda: rig.engine().slots.in_flight == 1)
+        await rig.posture.unpin(pin)
+        with pytest.raises(GenerationFailed, match="the point has ended"):
+            await asking
+        assert rig.fake().aborted == []  # it was a late answer, not a lost one
 
 
 @pytest.mark.parametrize("fault", [Fault.ABORT, Fault.BUSY, Fault.DROP, Fault.FAIL])

@@ -8,13 +8,17 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from evald.config import Dispatch, Results, Staging
 from evald.dispatch import Dispatcher
+from evald.errors import EvaldError
 from evald.measure import skipped_record
 from evald.point import EvalPoint, Kind, Outcome, PointKey, SkipReason, Snapshot
 from evald.results.follow import read_records
 from evald.results.ledger import Ledger
-from evald.results.records import Accepted, AnyRecord, PointRecord, RunEnd, SetRecord
+from evald.results.records import Accepted, AnyRecord, Counts, PointRecord, RunEnd, SetRecord
+from evald.run_ends import RunEnds
 from evald.staging.offers import InvalidPoint, LostPoint, RunEnded, TrainerSkip
 from evald.staging.retention import Retention
 from evald.status.view import SetView
@@ -34,12 +38,14 @@ class HeldMeasure:
         self,
         point: EvalPoint,
         *,
+        queued_s: float,
         turn: asyncio.Event,
         on_state: Callable[[str], None],
         on_set: Callable[[SetRecord], Awaitable[None]],  # noqa: ARG002 (the contract's)
     ) -> PointRecord:
         self.started.append(point.key.step)
         on_state("waiting")
+        assert queued_s >= 0
         await turn.wait()
         on_state("evaluating")
         await self.gate(point.key.step).wait()
@@ -57,21 +63,23 @@ class Room:
         self.measure = HeldMeasure()
         self.used_bytes = 0
         self.ended_runs: list[str] = []
-        staging = Staging(root=str(tmp_path / "root"), keep=0)
+        owned = dispatch.pop("owned", True)
+        staging = Staging(root=str(tmp_path / "root"), keep=0, owned=owned)
         (tmp_path / "root").mkdir(exist_ok=True)
         max_bytes = dispatch.pop("max_bytes", None)
         baseline = dispatch.pop("baseline_of", None)
-        owned = dispatch.pop("owned", True)
+        retention = Retention(staging)
         self.dispatcher = Dispatcher(
             Dispatch(**dispatch),
             ledger=self.ledger,
             measure=self.measure,  # type: ignore[arg-type]
             progress=lambda: [SetView(name="x", done=1, total=2)],
-            retention=Retention(staging),
+            retention=retention,
             used_bytes=lambda: self.used_bytes,
             max_bytes=max_bytes,
-            owned=owned,
-            on_run_end=self.ended_runs.append,
+            run_ends=RunEnds(
+                ledger=self.ledger, retention=retention, on_end=self.ended_runs.append
+            ),
             baseline=baseline,
         )
 
@@ -271,8 +279,64 @@ async def test_drain_starts_nothing_new_and_reports_running_out_of_time(tmp_path
         await r.dispatcher.offer(r.point(1))
         await r.dispatcher.offer(r.point(2))
         await r.until(lambda: r.measure.started == [1])
-        assert not await r.dispatcher.drain(0.05)
+        await r.dispatcher.drain(0.05)
+        assert not r.ends()
         r.release(1, 2)
-        assert await r.dispatcher.drain(5)
+        await r.dispatcher.drain(5)
         assert r.measure.started == [1]
         assert r.ends() == {1: ("ok", "")}
+
+
+async def test_an_operator_aborts_queued_and_running_points(tmp_path: Path) -> None:
+    async with room(tmp_path, max_in_flight=1) as r:
+        for step in (1, 2, 3):
+            await r.dispatcher.offer(r.point(step))
+        await r.until(lambda: r.measure.started == [1])
+        record = SetRecord(run="r", step=1, record_id="s", set="x", seconds=1, metrics={},
+                           counts=Counts())  # fmt: skip
+        await r.ledger.append(record)
+        assert r.dispatcher.is_open(PointKey("r", 2))
+        assert await r.dispatcher.abort("r", 2, "why") == [PointKey("r", 2)]
+        await r.dispatcher.abort("r", 1, "too slow")
+        r.release(3)
+        await r.until(lambda: len(r.ends()) == 3)
+        aborted = ("skipped", "aborted")
+        assert r.ends() == {1: aborted, 2: aborted, 3: ("ok", "")}
+        point = next(x for x in r.records if isinstance(x, PointRecord) and x.step == 1)
+        assert (point.detail, point.void_sets) == ("too slow", ["s"])
+        with pytest.raises(EvaldError, match="neither queued nor running"):
+            await r.dispatcher.abort("r", 9, "")
+
+
+async def test_an_operator_holds_back_what_queues(tmp_path: Path) -> None:
+    async with room(tmp_path) as r:
+        r.dispatcher.pause(paused=True)
+        await r.dispatcher.offer(r.point(1))
+        await asyncio.sleep(0.05)
+        assert r.measure.started == []
+        r.dispatcher.pause(paused=False)
+        r.release(1)
+        await r.until(lambda: r.ends() == {1: ("ok", "")})
+
+
+async def test_admissions_at_the_same_time_keep_the_cap_and_the_baseline_first(
+    tmp_path: Path,
+) -> None:
+    async with room(tmp_path, overflow="skip", max_in_flight=1) as r:
+        await asyncio.gather(*(r.dispatcher.offer(r.point(step)) for step in (1, 2, 3)))
+        r.release(1)
+        await r.until(lambda: len(r.ends()) == 3)
+        assert r.ends() == {1: ("ok", ""), 2: ("skipped", "busy"), 3: ("skipped", "busy")}
+
+
+async def test_a_lost_point_names_the_sets_that_no_longer_stand(tmp_path: Path) -> None:
+    async with room(tmp_path) as r:
+        record = SetRecord(run="r", step=2, record_id="s", set="x", seconds=1, metrics={},
+                           counts=Counts())  # fmt: skip
+        await r.ledger.append(record)
+        await r.dispatcher.offer(
+            LostPoint(PointKey("r", 2), tmp_path, "gone", SkipReason.CKPT_MISSING)
+        )
+        last = r.records[-1]
+        assert isinstance(last, PointRecord)
+        assert last.void_sets == ["s"]

@@ -1,0 +1,114 @@
+"""What an operator can do to a running daemon: one verb, one method."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from evald.dispatch import Dispatcher
+from evald.errors import EvaldError
+from evald.point import EvalPoint, PointKey, Snapshot
+from evald.postures.contract import Posture
+from evald.results.index import PointIndex, PointState
+from evald.staging.retention import Retention
+from evald.status.command import Command
+
+log = structlog.get_logger(__name__)
+
+
+class Operations:
+    """Carries out commands; ``run`` is the run id where a command names none."""
+
+    def __init__(
+        self,
+        *,
+        run: str,
+        dispatcher: Dispatcher,
+        posture: Posture,
+        retention: Retention,
+        index: PointIndex,
+        stop: Callable[[], None],
+    ) -> None:
+        self._run = run
+        self._dispatcher = dispatcher
+        self._posture = posture
+        self._retention = retention
+        self._index = index
+        self._stop = stop
+
+    async def __call__(self, command: Command) -> str:
+        """Do it; returns a sentence that says what was done. Raises EvaldError."""
+        log.info("operator", **msgspec.to_builtins(command))
+        match command.verb:
+            case "retry":
+                return await self._retry(command.run or self._run, _step(command))
+            case "skip" | "abort":
+                return await self._end(command.run or self._run, _step(command), command)
+            case "pause" | "resume":
+                self._dispatcher.pause(paused=command.verb == "pause")
+                return "what queues is held back" if command.verb == "pause" else "points start"
+            case "drain":
+                self._stop()
+                return "the daemon drains and stops"
+            case "restart":
+                await self._posture.restart(_engine(command))
+                return f"{command.engine} restarts"
+            case "release":
+                await self._posture.release(_engine(command))
+                return f"{command.engine} is released from quarantine"
+
+    async def _end(self, run: str, step: int, command: Command) -> str:
+        why = command.why or "no reason given"
+        ended = await self._dispatcher.abort(run, step, f"an operator ended the point: {why}")
+        return f"{', '.join(str(key) for key in ended)} ends as skipped (aborted)"
+
+    async def _retry(self, run: str, step: int) -> str:
+        """Measure the newest bytes of a step once more, as its next revision."""
+        states = self._index.revisions(run, step)
+        if not states:
+            raise EvaldError(f"cannot retry step {step} of run {run}: no such point is known")
+        last = states[-1]
+        if last.outcome is None:
+            raise EvaldError(f"cannot retry step {step} of run {run}: its point has not ended yet")
+        if not last.directory or not await asyncio.to_thread(Path(last.directory).is_dir):
+            raise EvaldError(
+                f"cannot retry step {step} of run {run}: its snapshot {last.directory} is deleted; "
+                "drop it again"
+            )
+        point = _again(last)
+        self._retention.keep(Path(last.directory))
+        await self._dispatcher.offer(point)
+        return f"{point.key} is queued"
+
+
+def _again(state: PointState) -> EvalPoint:
+    key = PointKey(state.key.run, state.key.step, state.key.revision + 1, state.key.kind)
+    snapshot = Snapshot(
+        run=key.run,
+        step=key.step,
+        kind=key.kind,
+        directory=Path(state.directory),
+        fingerprint=state.fingerprint,
+        size_bytes=state.size_bytes,
+        digest=state.digest,
+        # somebody asked for it: never "busy"
+        final=True,
+        owned=state.owned,
+    )
+    return EvalPoint(key, snapshot)
+
+
+def _step(command: Command) -> int:
+    if command.step is None:
+        raise EvaldError(f"cannot {command.verb}: name the step")
+    return command.step
+
+
+def _engine(command: Command) -> str:
+    if not command.engine:
+        raise EvaldError(f"cannot {command.verb}: name the engine, as `evald status` shows it")
+    return command.engine

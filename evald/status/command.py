@@ -1,0 +1,20 @@
+"""What an operator says to a running daemon."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+
+class Command(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """One command; which fields it needs depends on the verb."""
+
+    verb: Literal["retry", "skip", "abort", "pause", "resume", "drain", "restart", "release"]
+    #: retry, skip, abort: which step; ``run`` defaults to the config's.
+    step: int | None = None
+    run: str | None = None
+    #: restart, release: which engine.
+    engine: str | None = None
+    #: skip, abort: goes into the record.
+    why: str = ""
