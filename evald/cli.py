@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from evald import __version__
-from evald.errors import ConfigError, EvaldError
+from evald.errors import EXIT_CONFIG, ConfigError, EvaldError
 
 #: command -> (module in evald.commands, one line of help); the module is imported when it is used.
 _COMMANDS = {
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         for problem in error.problems:
             print(f"evald: {problem}", file=sys.stderr)
-        return 78
+        return EXIT_CONFIG
     except EvaldError as error:
         print(f"evald: {error}", file=sys.stderr)
         return 1

@@ -256,6 +256,8 @@ class Defaults(Table, frozen=True, kw_only=True):
     grader_timeout_s: Seconds = 10.0
     #: part of every sample's seed.
     seed: int = 0
+    #: k of pass@k, for scores of 0 and 1; empty: 1, 2, 4, ... up to n_samples_per_eval_prompt.
+    pass_k: list[Positive] = []
     #: the whole set, from its first request; None: the point's deadline alone.
     set_deadline_s: Seconds | None = None
 

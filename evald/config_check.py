@@ -135,6 +135,14 @@ def _check_set(eval_set: EvalSet, config: Config) -> list[str]:
             f"min_new_tokens: {eval_set.min_new_tokens} must not be larger than max_response_len "
             f"= {eval_set.max_response_len}"
         )
+    too_large = [k for k in eval_set.pass_k if k > eval_set.n_samples_per_eval_prompt]
+    if too_large:
+        problems.append(
+            f"pass_k: {too_large[0]} is more than n_samples_per_eval_prompt = "
+            f"{eval_set.n_samples_per_eval_prompt}; draw more samples, or remove it"
+        )
+    if config.shared is not None and eval_set.tokenizer == "snapshot":
+        problems.append("tokenizer: 'snapshot', but [shared] points have no snapshot; use 'base'")
     if eval_set.top_k == 0 or eval_set.top_k < -1:
         problems.append(f"top_k: must be -1 (off) or at least 1, got {eval_set.top_k}")
     return problems

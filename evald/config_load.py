@@ -25,8 +25,6 @@ from evald.errors import ConfigError
 
 POSTURES = ("fleet", "attached", "shared", "blackbox")
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
-#: exit code of a bad config (sysexits.h EX_CONFIG); systemd does not restart on it.
-EXIT_CONFIG = 78
 
 
 def load_config(path: Path, *, environ: Mapping[str, str] = os.environ) -> Config:

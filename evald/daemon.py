@@ -25,6 +25,7 @@ from evald.point import EvalPoint
 from evald.postures.build import build_posture
 from evald.postures.contract import Posture
 from evald.preflight import Preflight
+from evald.prompt_check import Job, check_prompts_apart
 from evald.results.ledger import Ledger
 from evald.results.records import Alert
 from evald.run_ends import RunEnds
@@ -129,6 +130,7 @@ class Daemon:
                     ("ready", self._announce()),
                 ):
                     root.create_task(_forever(name, work), name=name)
+                root.create_task(self._check_prompts(), name="prompts")
                 root.create_task(self._until_stopped(), name="stop")
         except* _Stopped:
             log.info("stopped", state=self._state)
@@ -142,6 +144,15 @@ class Daemon:
         while True:
             notify(f"WATCHDOG=1\nSTATUS={self._status_line()}")
             await asyncio.sleep(5.0)
+
+    async def _check_prompts(self) -> None:
+        """Look at all prompts while the engines start; a set without any that works stops us."""
+        config = self._config
+        if config.model_dir is None or not config.eval:
+            return
+        job = Job(config.eval, config.model_dir, config.context_len)
+        for note in await check_prompts_apart(job):
+            log.warning("prompts", note=note)
 
     def _status_line(self) -> str:
         queued, running = self._dispatcher.view()

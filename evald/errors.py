@@ -5,6 +5,9 @@ Messages read "cannot <verb> <object>: <cause>", then what to do.
 
 from __future__ import annotations
 
+#: exit code of a bad config (sysexits.h EX_CONFIG); systemd does not restart on it.
+EXIT_CONFIG = 78
+
 
 class EvaldError(Exception):
     """Root of all errors that evald raises on purpose."""

@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 from pathlib import Path
 
 import msgspec
 
 from evald.config import Attached, Config, Shared
-from evald.errors import ConfigError, InvalidSnapshot
+from evald.errors import ConfigError, InvalidSnapshot, LedgerError
 from evald.evals.sets import LoadedSet, load_set
+from evald.results.modes import Modes
 from evald.staging.intake import deletable
 from evald.staging.validate import BaseModel
+from evald.status.sockets import socket_path
+
+#: files that trainers keep beside the weights of a checkpoint that they resume from.
+TRAINING_STATE = (
+    "optimizer*.pt",
+    "scheduler.pt",
+    "rng_state*.pth",
+    "trainer_state.json",
+    "latest_checkpointed_iteration.txt",
+    "*.distcp",
+    "global_step*/*_optim_states.pt",
+)
 
 
 class Preflight(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +54,11 @@ def preflight(config: Config) -> Preflight:
     problems += _writable("staging.root", Path(config.staging.root), owned=config.staging.owned)
     problems += _writable("results.dir", Path(config.results.dir), owned=True)
     problems += _socket(config)
+    problems += _reused_root(config)
+    try:
+        Modes.of(config.results)
+    except LedgerError as error:
+        problems.append(f"results.group: {error}")
     if problems:
         raise ConfigError(problems)
     return Preflight(sets=sets, base=base, notes=_notes(config, base))
@@ -93,12 +110,28 @@ def _writable(key: str, directory: Path, *, owned: bool) -> list[str]:
 
 
 def _socket(config: Config) -> list[str]:
-    path = config.status.socket
-    longest = 107  # sun_path holds 108 bytes, one of them for the terminating zero
-    if path is not None and len(os.fsencode(path)) > longest:
-        return [f"status.socket: {path} is longer than {longest} bytes; choose a shorter path"]
-    if not hasattr(socket, "AF_UNIX"):  # pragma: no cover (Linux always has it)
-        return ["status.socket: this system has no unix sockets"]
+    try:
+        socket_path(config)
+    except ConfigError as error:
+        return error.problems
+    return []
+
+
+def _reused_root(config: Config) -> list[str]:
+    """Refuse to own a directory from which the trainer itself resumes: evald would delete it."""
+    root = Path(config.staging.root)
+    if not config.staging.owned or not root.is_dir():
+        return []
+    name = Path(config.staging.pattern).parts[0].replace("{step}", "*")
+    for pattern in TRAINING_STATE:
+        for prefix in ("", f"{name}/"):
+            found = next(root.glob(prefix + pattern), None)
+            if found is not None:
+                return [
+                    f"staging.root: {found} looks like training state that the trainer resumes "
+                    "from, and evald deletes in an owned root; set staging.owned = false, or "
+                    "choose a directory for snapshots alone"
+                ]
     return []
 
 
@@ -111,7 +144,7 @@ def _notes(config: Config, base: BaseModel | None) -> list[str]:
         if sentence is not None:
             notes.append(f"WARNING: {sentence}")
     if config.fleet is not None and config.engine_count == 0:
-        notes.append("WARNING: no engines: snapshots are accepted and queue, nothing is evaluated")
+        notes.append("WARNING: no engines: every point will end skipped (unhealthy)")
     return notes
 
 

@@ -10,7 +10,7 @@ import uvloop
 
 from evald.config import Config
 from evald.daemon import Daemon
-from evald.errors import EvaldError
+from evald.errors import EXIT_CONFIG, ConfigError, EvaldError
 from evald.log import configure_logging
 from evald.preflight import preflight
 
@@ -27,15 +27,15 @@ def serve(config: Config, *, exit_on_run_end: bool, log_level: str) -> int:
     async def main() -> None:
         await Daemon(config, checked, exit_on_run_end=exit_on_run_end).run()
 
-    failed = False
+    code = 0
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(main())
     except* EvaldError as group:
-        failed = True
         for error in _leaves(group):
+            code = max(code, EXIT_CONFIG if isinstance(error, ConfigError) else 1)
             print(f"evald: {error}", file=sys.stderr)  # noqa: T201 (the last word to a person)
-    return 1 if failed else 0
+    return code
 
 
 def _leaves(group: BaseExceptionGroup[EvaldError]) -> list[BaseException]:

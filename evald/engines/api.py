@@ -53,6 +53,9 @@ class EngineAPI:
 
     def __init__(self, base_url: str, api_key: str | None, *, limit: int) -> None:
         self.base_url = base_url
+        #: generate requests under way, with their rids.
+        self._generating: dict[asyncio.Timeout, list[str]] = {}
+        self._cut = ""
         self._session = aiohttp.ClientSession(
             base_url,
             connector=aiohttp.TCPConnector(
@@ -130,11 +133,34 @@ class EngineAPI:
         body: dict[str, Any] = {"input_ids": input_ids, "sampling_params": sampling, "rid": rids}
         if logprobs:
             body["return_logprob"] = True
-        payload = await self._send("POST", "/generate", timeout_s, body)
+        scope = asyncio.timeout(None)
+        self._generating[scope] = rids
+        try:
+            async with scope:
+                payload = await self._send("POST", "/generate", timeout_s, body)
+        except TimeoutError as error:
+            raise EngineUnreachable(f"generate: {self._cut}") from error
+        finally:
+            del self._generating[scope]
         try:
             return read_answers(payload, len(rids))
         except ValueError as error:
             raise EngineError(f"generate: {error}") from error
+
+    @property
+    def running_rids(self) -> list[str]:
+        """Ids of all samples whose answers this client waits for."""
+        return [rid for rids in self._generating.values() for rid in rids]
+
+    def cut(self, why: str) -> list[str]:
+        """End all generate requests now, with EngineUnreachable; their rids, to be aborted."""
+        self._cut = why
+        rids = self.running_rids
+        now = asyncio.get_running_loop().time()
+        for scope in self._generating:
+            if not scope.expired():
+                scope.reschedule(now)
+        return rids
 
     async def abort(self, rid: str | None = None) -> None:
         """Abort one request, or all of them; a request that is not there is no error."""

@@ -1,7 +1,8 @@
-"""Where an engine's process comes from: injectable, so that fakes run under the same care."""
+"""Where an engine's server comes from: injectable, so that fakes run under the same care."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Protocol
 
 import msgspec
@@ -12,7 +13,7 @@ class Process(Protocol):
 
     @property
     def pid(self) -> int | None:
-        """Process id of the server."""
+        """Process id of the server; None: it is not on this machine, or not ours to know."""
 
     @property
     def returncode(self) -> int | None:
@@ -28,21 +29,32 @@ class Process(Protocol):
         """Kill everything now, without waiting."""
 
 
+class Boot(msgspec.Struct, frozen=True, kw_only=True):
+    """What to start on instead of the base model, and the weight version that it gets."""
+
+    directory: Path
+    weight_version: str
+
+
 class Launched(msgspec.Struct, frozen=True, kw_only=True):
-    """A server that was launched; it is not ready yet."""
+    """A server that was launched, or one that was there; it is not ready yet."""
 
     process: Process
     #: ``http://host:port``.
     url: str
     api_key: str | None
     #: weight version that it was launched with: proves that the server behind the port is ours.
-    nonce: str
+    #: None: it is somebody else's, on purpose.
+    nonce: str | None
     #: where its log is, for messages.
     log: str = ""
 
 
 class Launcher(Protocol):
-    """Launches the server of one engine."""
+    """Launches the server of one engine, or attaches to it."""
 
-    async def launch(self, attempt: int) -> Launched:
-        """Start the server's process; raises EvaldError or OSError. ``attempt`` counts from 1."""
+    async def launch(self, attempt: int, boot: Boot | None = None) -> Launched:
+        """Start the server's process; raises EvaldError or OSError.
+
+        ``attempt`` counts from 1. ``boot``: start on these weights; None: on the base model.
+        """

@@ -195,7 +195,8 @@ class LimitSearch:
             self._next_hold = max(self._next_hold // 2, FIRST_HOLD)
             # down: the rate did not need the rest, perhaps not what is left either
             dropped = self._trying is Try.DROP
-            self._hold_up = 0 if self._trying is Try.MORE else FIRST_HOLD
+            if self._trying is not Try.MORE:
+                self._step, self._hold_up = SLOW_STEP, FIRST_HOLD
         else:
             self._go_back()
             return
@@ -212,7 +213,9 @@ class LimitSearch:
                 enough = load.running + max(1.0, QUEUE_SHARE / 2 * load.running)
                 self._try(Try.QUEUE, min(max(enough / self._base, QUEUE_STEP), 1.0))
         elif self._hold_up == 0 and not self._queue_looks:
-            room = KV_HIGH / load.token_usage if load is not None and load.token_usage else FAST_STEP
+            room = (
+                KV_HIGH / load.token_usage if load is not None and load.token_usage else FAST_STEP
+            )
             if room >= LEAST_STEP:
                 self._try(Try.MORE, min(self._step, room))
 
@@ -234,8 +237,9 @@ class LimitSearch:
 
     def _cut(self) -> None:
         """Give way to a full KV cache without a verdict: what it throws out is done twice."""
-        self._base = min(self._base, self.limit)
-        self._try(Try.QUEUE, KV_STEP)
+        # a step up is undone, else the limit that has been good so far is too much by now
+        cut = self._base if self.limit > self._base else int(self.limit * KV_STEP)
+        self._move(cut)
         self._base = self.limit
         self._trying = self._base_rates = None
         self._step, self._hold_up, self._kv_looks = SLOW_STEP, FIRST_HOLD, 0

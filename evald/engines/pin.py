@@ -12,6 +12,7 @@ import enum
 import math
 import secrets
 from collections import OrderedDict
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -37,6 +38,8 @@ class PinStage(enum.StrEnum):
     """Where a pin failed."""
 
     DRAIN = "drain"
+    #: of an engine on the snapshot itself.
+    START = "start"
     LOAD = "load"
     READ_BACK = "read-back"
     CHECKSUM = "checksum"
@@ -56,7 +59,8 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
     """What a verified engine serves."""
 
     weight_version: str
-    checksum: str
+    #: None where evald only reads the version.
+    checksum: str | None
 
 
 class Checksums:
@@ -88,12 +92,18 @@ def new_weight_version(target: PinTarget) -> str:
     return f"{target.run}:{target.step}:{target.digest[:8]}:{secrets.token_hex(4)}"
 
 
-async def drain(api: EngineAPI, slots: Slots, timeout_s: float) -> None:
-    """Let running requests finish within ``timeout_s``, then abort them; raises PinFailed."""
+async def drain(api: EngineAPI, slots: Slots, timeout_s: float, *, owned: bool) -> None:
+    """Let running requests finish within ``timeout_s``, then abort them; raises PinFailed.
+
+    Not ``owned``: the server may have requests of others, which are left alone.
+    """
     if await slots.wait_idle(timeout_s):
         return
     try:
-        await api.abort()
+        if owned:
+            await api.abort()
+        else:
+            await api.abort_quietly(api.running_rids)
     except EngineError as error:
         raise PinFailed(PinStage.DRAIN, f"cannot abort running requests: {error}") from error
     if not await slots.wait_idle(ABORT_TIMEOUT_S):
@@ -103,39 +113,86 @@ async def drain(api: EngineAPI, slots: Slots, timeout_s: float) -> None:
         )
 
 
-async def load_and_prove(
-    api: EngineAPI,
-    target: PinTarget,
-    *,
-    engine: str,
-    load_format: str,
-    load_timeout_s: float,
-    checksums: Checksums,
-) -> Proof:
-    """Load ``target`` into a drained engine and prove it; raises PinFailed.
+class Loading:
+    """How snapshots get into engines, and how it is proven that they did.
 
-    ``load_timeout_s`` holds for the load and again for the checksum.
+    ``timeout_s`` holds for a load and again for a checksum. ``path_map``: path here -> path there,
+    for servers that see the snapshots elsewhere.
     """
-    version = new_weight_version(target)
-    stage = PinStage.LOAD
-    try:
-        await api.update_weights(str(target.directory), version, load_format, load_timeout_s)
+
+    def __init__(
+        self,
+        *,
+        load_format: str,
+        timeout_s: float,
+        checksums: Checksums,
+        path_map: Mapping[str, str] | None = None,
+    ) -> None:
+        self.load_format = load_format
+        self.timeout_s = timeout_s
+        self.checksums = checksums
+        #: the longest prefix wins.
+        self._path_map = sorted(
+            ((Path(here), Path(there)) for here, there in (path_map or {}).items()),
+            key=lambda pair: len(pair[0].parts),
+            reverse=True,
+        )
+
+    def path_there(self, directory: Path) -> str:
+        """Tell where the server sees ``directory``."""
+        for here, there in self._path_map:
+            if directory.is_relative_to(here):
+                return str(there / directory.relative_to(here))
+        return str(directory)
+
+    async def load(self, api: EngineAPI, directory: Path, version: str) -> None:
+        """Load ``directory`` into a drained engine under the label ``version``.
+
+        Raises PinFailed: the weights are unknown then.
+        """
+        try:
+            # the load format is sticky on the server, hence named in every update
+            await api.update_weights(
+                self.path_there(directory), version, self.load_format, self.timeout_s
+            )
+        except EngineError as error:
+            raise PinFailed(PinStage.LOAD, str(error)) from error
+
+    async def prove(
+        self, api: EngineAPI, digest: str, version: str, *, engine: str, layout: str
+    ) -> Proof:
+        """Prove that the engine serves ``digest`` under the label ``version``; raises PinFailed.
+
+        ``layout``: engines of one layout have equal checksums for equal weights.
+        """
         stage = PinStage.READ_BACK
-        served = (await api.model_info()).get("weight_version")
-        if served != version:
-            raise PinFailed(stage, f"the engine says it serves {served!r} instead of {version!r}")
-        stage = PinStage.CHECKSUM
-        checksum = await api.weights_checksum(load_timeout_s)
-        checksums.check(target.digest, checksum)
-        stage = PinStage.CANARY
-        await _canary(api, version)
-    except EngineError as error:
-        raise PinFailed(stage, str(error)) from error
-    checksums.learn(target.digest, checksum, engine)
-    return Proof(weight_version=version, checksum=checksum)
+        try:
+            served = await served_version(api)
+            if served != version:
+                raise PinFailed(stage, f"the engine says it serves {served!r}, not {version!r}")
+            stage = PinStage.CHECKSUM
+            checksum = await api.weights_checksum(self.timeout_s)
+            self.checksums.check(f"{digest}/{layout}", checksum)
+            stage = PinStage.CANARY
+            await canary(api, version)
+        except EngineError as error:
+            raise PinFailed(stage, str(error)) from error
+        self.checksums.learn(f"{digest}/{layout}", checksum, engine)
+        return Proof(weight_version=version, checksum=checksum)
 
 
-async def _canary(api: EngineAPI, version: str) -> None:
+def expected_version(target: PinTarget) -> str:
+    """Tell the label that engines have to come to, where evald does not load."""
+    return target.weight_version or str(target.step)
+
+
+async def served_version(api: EngineAPI) -> str | None:
+    """Read the label that the engine says it serves."""
+    served = (await api.model_info()).get("weight_version")
+    return None if served is None else str(served)
+
+
+async def canary(api: EngineAPI, version: str) -> None:
     """Generate from a fixed prompt; the answer must be finite and of the new weights."""
     sampling = {"temperature": 0.0, "max_new_tokens": CANARY_TOKENS, "ignore_eos": True}
     answers = await api.generate(
@@ -163,11 +220,13 @@ def _is_finite(value: object) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
 
 
-async def is_gone(directory: Path) -> bool:
+async def is_gone(directory: Path | None) -> bool:
     """Whether the snapshot's directory has vanished (it may, in a root that evald does not own).
 
     False, too, when its file system does not answer: the load has a deadline of its own.
     """
+    if directory is None:
+        return False  # weights that are in no directory
     try:
         async with asyncio.timeout(STAT_TIMEOUT_S):
             return not await asyncio.to_thread(directory.is_dir)

@@ -18,34 +18,50 @@ DEFAULT_LIMIT = 32
 MAX_LIMIT = 512
 #: a server that dies while it loads has this long to be seen dead, so that the message can say so.
 DEATH_NOTICE_S = 2.0
+#: server arguments that decide which tensors each rank holds, and as what.
+_LAYOUT = ("tp_size", "pp_size", "ep_size", "dp_size", "dtype", "quantization")
 
 
 class ForeignServer(EvaldError):
     """Another server answers on the port that our own was given."""
 
 
-async def wait_ready(api: EngineAPI, launched: Launched, probe_timeout_s: float) -> dict[str, Any]:
-    """Wait for the first token of a server that is ours; its server_info.
+async def wait_ready(
+    api: EngineAPI, launched: Launched, probe_timeout_s: float, *, generate: bool
+) -> dict[str, Any]:
+    """Wait for the first token of the right server; its server_info.
 
-    The caller sets the deadline. Raises ForeignServer.
+    Not ``generate``: an answer will do, nothing is asked of its model. The caller sets the
+    deadline. Raises ForeignServer.
     """
-    taken = f"another server answers at {launched.url}"
     while True:
         try:
             served = (await api.model_info()).get("weight_version")
             break
         except EngineRejected as error:
-            raise ForeignServer(f"{taken}: {error}") from error
+            raise ForeignServer(f"{_whose(launched)}: {error}") from error
         except EngineError:
             await asyncio.sleep(START_POLL_S)
-    if served != launched.nonce:
-        raise ForeignServer(f"{taken}: it has weight version {served!r}")
+    if launched.nonce is not None and served != launched.nonce:
+        raise ForeignServer(f"{_whose(launched)}: it has weight version {served!r}")
     while True:
         try:
-            await api.health_generate(probe_timeout_s)
+            if generate:
+                await api.health_generate(probe_timeout_s)
             return await api.server_info()
         except EngineError:
             await asyncio.sleep(START_POLL_S)
+
+
+def _whose(launched: Launched) -> str:
+    if launched.nonce is None:
+        return f"the server at {launched.url} refuses evald (is the API key right?)"
+    return f"another server answers at {launched.url}"
+
+
+def layout_of(server_info: dict[str, Any]) -> str:
+    """Describe how a server holds its weights: equal weights give equal checksums for one layout."""
+    return " ".join(f"{name}={server_info.get(name)}" for name in _LAYOUT)
 
 
 def own_limit(server_info: dict[str, Any]) -> int:

@@ -6,11 +6,16 @@ import asyncio
 import secrets
 from pathlib import Path
 
+import msgspec
+
 from evald.config import Fleet
 from evald.engines.flags import launch_command
-from evald.engines.launcher import Launched
+from evald.engines.launcher import Boot, Launched
 from evald.engines.ports import free_port
 from evald.engines.process import EngineProcess
+
+#: one of these is in every directory that has a tokenizer.
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tiktoken.model")
 
 
 class SGLangLauncher:
@@ -22,13 +27,17 @@ class SGLangLauncher:
         self._config = config
         self._directory = directory / name
 
-    async def launch(self, attempt: int) -> Launched:
+    async def launch(self, attempt: int, boot: Boot | None = None) -> Launched:
         """Start the server's process; raises EvaldError or OSError."""
         log_path = await asyncio.to_thread(self._next_log)
         port = await asyncio.to_thread(free_port)
-        nonce = f"launch-{attempt}-{secrets.token_hex(8)}"
+        if boot is None:
+            config, nonce = self._config, f"launch-{attempt}-{secrets.token_hex(8)}"
+        else:
+            config = await asyncio.to_thread(_on_snapshot, self._config, boot.directory)
+            nonce = boot.weight_version
         command = launch_command(
-            self._config,
+            config,
             port=port,
             nonce=nonce,
             config_file=self._directory / "launch.yaml",
@@ -52,3 +61,12 @@ class SGLangLauncher:
             path.unlink(missing_ok=True)
         number = int(logs[-1].stem) + 1 if logs else 1
         return self._directory / f"{number:04d}.log"
+
+
+def _on_snapshot(config: Fleet, directory: Path) -> Fleet:
+    """Start on a snapshot; with the base model's tokenizer where it has none of its own."""
+    sglang = config.sglang
+    own = any((directory / name).is_file() for name in _TOKENIZER_FILES)
+    if not own and not {"tokenizer-path", "tokenizer_path"} & set(sglang):
+        sglang = {**sglang, "tokenizer_path": config.model}
+    return msgspec.structs.replace(config, model=str(directory), sglang=sglang)

@@ -17,7 +17,7 @@ log = structlog.get_logger(__name__)
 class State(enum.StrEnum):
     """What an engine is doing."""
 
-    #: no process, none wanted.
+    #: no process: none is wanted, or the next one starts at once.
     STOPPED = "stopped"
     #: process launched, no token generated yet.
     STARTING = "starting"
@@ -35,7 +35,7 @@ class State(enum.StrEnum):
     TAINTED = "tainted"
     #: waits before the next start.
     BACKOFF = "backoff"
-    #: failed too often; stays down until the daemon restarts.
+    #: failed too often; stays down until an operator releases it, or the daemon restarts.
     QUARANTINED = "quarantined"
 
 
@@ -49,7 +49,8 @@ ALLOWED: dict[State, frozenset[State]] = {
     State.READY: frozenset({State.PINNING, *_DOWN}),
     State.PINNING: frozenset({State.SERVING, State.TAINTED, *_DOWN}),
     State.SERVING: frozenset({State.DRAINING, *_DOWN}),
-    State.DRAINING: frozenset({State.PINNING, *_DOWN}),
+    # back to ready: where evald does not load, a point ends and the weights stay
+    State.DRAINING: frozenset({State.PINNING, State.READY, *_DOWN}),
     State.UNHEALTHY: frozenset({State.BACKOFF, State.QUARANTINED, State.STOPPED}),
     State.TAINTED: frozenset({State.BACKOFF, State.QUARANTINED, State.STOPPED}),
     State.BACKOFF: frozenset({State.STARTING, State.STOPPED}),
@@ -103,22 +104,30 @@ class RestartPolicy:
 
     Waits 1 s, doubling to 60 s, with 10 % jitter; 10 healthy minutes reset the wait; the fifth
     restart within 30 minutes is refused. Restarts blamed on a snapshot neither count nor wait.
+    ``refuses = False`` is for servers that evald does not start: it only looks again, however often,
+    and after 5 s at the latest.
     """
 
     FIRST_S = 1.0
     MAX_S = 60.0
+    LOOK_AGAIN_S = 5.0
     JITTER = 0.1
     HEALTHY_S = 600.0
     WINDOW_S = 1800.0
     MAX_RESTARTS = 5
 
     def __init__(
-        self, *, rng: Callable[[], float], clock: Callable[[], float] = time.monotonic
+        self,
+        *,
+        rng: Callable[[], float],
+        clock: Callable[[], float] = time.monotonic,
+        refuses: bool = True,
     ) -> None:
         #: restarts that counted, ever.
         self.restarts = 0
         self._rng = rng
         self._clock = clock
+        self._refuses = refuses
         self._recent: deque[float] = deque()
         self._doublings = 0
 
@@ -137,10 +146,16 @@ class RestartPolicy:
         while self._recent[0] <= now - self.WINDOW_S:
             self._recent.popleft()
         self.restarts += 1
-        if len(self._recent) >= self.MAX_RESTARTS:
+        if self._refuses and len(self._recent) >= self.MAX_RESTARTS:
             return None
         # the exponent is capped by quarantine: at most MAX_RESTARTS in one window, but a slow
         # sequence of failures may go on for days
-        wait_s = min(self.FIRST_S * 2.0 ** min(self._doublings, 10), self.MAX_S)
+        longest_s = self.MAX_S if self._refuses else self.LOOK_AGAIN_S
+        wait_s = min(self.FIRST_S * 2.0 ** min(self._doublings, 10), longest_s)
         self._doublings += 1
         return wait_s * (1.0 + self.JITTER * (2.0 * self._rng() - 1.0))
+
+    def forgive(self) -> None:
+        """Start over: somebody has repaired the cause."""
+        self._recent.clear()
+        self._doublings = 0

@@ -40,13 +40,18 @@ class SampleOutcome(msgspec.Struct, frozen=True):
 
 
 def set_metrics(
-    name: str, n_questions: int, n_samples: int, outcomes: Iterable[SampleOutcome], digest: str
+    name: str,
+    n_questions: int,
+    n_samples: int,
+    outcomes: Iterable[SampleOutcome],
+    digest: str,
+    ks: Sequence[int] = (),
 ) -> dict[str, float]:
     """Compute all metrics of set ``name``.
 
     ``n_samples`` is the number of samples of each question; a sample without an outcome counts
-    as failed. ``digest`` is that of the point's snapshot. Metrics that are undefined (a standard
-    error of one question, a mean of no response) are left out.
+    as failed. ``digest`` is that of the point's snapshot; ``ks`` are the k of pass@k. Metrics
+    that are undefined (a standard error of one question, a mean of no response) are left out.
     """
     outcomes = list(outcomes)
     scored = [outcome for outcome in outcomes if outcome.status == "scored"]
@@ -68,7 +73,7 @@ def set_metrics(
     if scored:
         metrics[f"{key}/mean_scored"] = statistics.fmean(o.score for o in scored)
     if n_samples > 1 and all(outcome.score in {0.0, 1.0} for outcome in scored):
-        metrics |= _pass_at_all_k(key, [round(total) for total in totals], n_samples)
+        metrics |= _pass_at_all_k(key, [round(total) for total in totals], n_samples, ks)
     if answered:
         lengths = [outcome.n_tokens or 0 for outcome in answered]
         metrics |= {
@@ -131,9 +136,12 @@ def _spread(key: str, means: list[float]) -> dict[str, float]:
     }
 
 
-def _pass_at_all_k(key: str, correct: list[int], n: int) -> dict[str, float]:
-    """pass@k for k = 1, 2, 4, ... up to n: the mean over questions; what failed is not correct."""
-    ks = [1 << power for power in range(n.bit_length()) if 1 << power <= n]
+def _pass_at_all_k(key: str, correct: list[int], n: int, ks: Sequence[int]) -> dict[str, float]:
+    """pass@k for each k (default 1, 2, 4, ... up to n): the mean over questions.
+
+    What failed is not correct.
+    """
+    ks = ks or [1 << power for power in range(n.bit_length()) if 1 << power <= n]
     return {f"{key}-pass@{k}": statistics.fmean(pass_at_k(n, c, k) for c in correct) for k in ks}
 
 

@@ -172,6 +172,7 @@ class SetRun:
             truncated=generation.finish_reason == "length",
             finish_reason=generation.finish_reason,
             response=generation.text,
+            repeats=repeats(generation.text),
             n_tokens=len(generation.output_ids),
             reference=question.label,
             engine=generation.engine,
@@ -214,7 +215,7 @@ class SetRun:
                 no_answer=record.no_answer,
                 truncated=record.truncated,
                 n_tokens=record.n_tokens if answered else None,
-                repeats=repeats(record.response),
+                repeats=record.repeats,
                 weight_version=version,
                 resumed=resumed,
             )
@@ -249,6 +250,7 @@ class SetRun:
             self.eval_set.n_samples_per_eval_prompt,
             self._outcomes,
             self._digest,
+            self.eval_set.pass_k,
         )
         seconds = 0.0 if self.started_s is None else now_s - self.started_s
         return SetResult(

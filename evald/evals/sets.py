@@ -25,6 +25,7 @@ _SCORE_NEUTRAL = frozenset(
         "path",
         "metadata_key",
         "n_samples_per_eval_prompt",
+        "pass_k",
         "grader_timeout_s",
         "set_deadline_s",
     }

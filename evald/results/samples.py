@@ -39,6 +39,8 @@ class SampleRecord(msgspec.Struct, kw_only=True):
     #: "stop" or "length"; empty when there is no answer.
     finish_reason: str = ""
     response: str = ""
+    #: the response ends in repetition.
+    repeats: bool = False
     n_tokens: int = 0
     reference: Any = None
     grader_reason: str = ""

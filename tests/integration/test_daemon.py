@@ -77,7 +77,7 @@ def test_exit_on_run_end_stops_by_itself(tmp_path: Path, fake_python: Path) -> N
 
 def test_kill_9_in_mid_evaluation_resumes_and_records_once(tmp_path: Path) -> None:
     with rig(tmp_path, python=slow_python(tmp_path / "python", 0.5), questions=300) as r:
-        daemon = r.start()
+        r.start()
         for step in (1, 2, 3):
             write_snapshot(r.root / f"step_{step}", seed=step, answer=7)
         journal = r.work / "results" / "samples" / "t" / "step_1.r0" / "a.jsonl"

@@ -36,6 +36,15 @@ def changed(**dotted: Any) -> dict[str, Any]:
     return raw
 
 
+def posture(name: str, **fields: Any) -> dict[str, Any]:
+    """MINIMAL with another posture than a fleet."""
+    sets = {key: fields.pop(key) for key in list(fields) if key.startswith("eval__")}
+    raw = changed(fleet=..., **sets)
+    table = {"model": "base"} | ({} if name == "blackbox" else {"urls": ["http://a:1"]}) | fields
+    raw[name] = {key: value for key, value in table.items() if value is not ...}
+    return raw
+
+
 def build(raw: dict[str, Any], **environ: str) -> Config:
     return build_config(raw, base=Path("/etc/evald"), environ=environ)
 
@@ -71,6 +80,7 @@ def test_any_two_of_engines_gpus_and_size_give_the_third(
     given: dict[str, Any], expected: tuple[int, int, int]
 ) -> None:
     fleet = build(changed(fleet={"model": "m", **given})).fleet
+    assert fleet is not None
     assert (fleet.engines, fleet.gpus, fleet.gpus_per_engine) == expected
 
 
@@ -113,6 +123,31 @@ def test_any_two_of_engines_gpus_and_size_give_the_third(
         (changed(fleet__model="/dev/shm/x/base"), "move the base model out"),
         (changed(fleet__sglang={"port": 1}), "[fleet.sglang] port = 1 is not allowed: "),
         (changed(eval__0__grader="exacto"), "eval[0].grader"),
+        (changed(eval__0__pass_k=[2]), "eval[0].pass_k: 2 is more than n_samples_per_eval_prompt"),
+        (
+            changed(fleet__group=[{"name": "a", "engines": 1}], fleet__engines=2),
+            "fleet.engines: there are [[fleet.group]] tables; set engines in each of them",
+        ),
+        (
+            changed(fleet__group=[{"name": "a", "engines": 2, "gpus": 3}]),
+            "fleet.group[0].gpus: 3 GPUs do not divide by 2",
+        ),
+        (changed(fleet__group=[{"name": "a"}, {"name": "a"}]), "'a' is there twice; rename one"),
+        (changed(fleet__group=[{"name": "a", "sglang": {"port": 1}}]), "fleet.group[0]: "),
+        (changed(fleet__pin_mode="reload"), "must be one of 'update', 'restart'"),
+        (changed(fleet__inherit={}), "nothing is set; set exactly one of file, command, url"),
+        (changed(fleet__inherit={"file": "a", "url": "b"}), "file and url is set; set exactly one"),
+        (posture("attached", urls=[]), "attached.urls: "),
+        (posture("attached", urls=["localhost:1"]), "is no URL; write http://host:port"),
+        (posture("attached", urls=["http://a:1"] * 2), "is there twice; keep one"),
+        (posture("attached", router="http://a:1"), "urls are the workers behind the router"),
+        (posture("attached", pin=False, path_map={"/a": "/b"}), "is of no use with pin = false"),
+        (posture("attached", api_key_env="A", api_key_file="b"), "set api_key_env or api_key_file"),
+        (posture("shared", eval__0__tokenizer="snapshot"), "[shared] points have no snapshot"),
+        (posture("blackbox", model=...), "blackbox: set exactly one of class, command"),
+        (posture("blackbox", **{"class": "x"}), "write it as 'module:Class'"),
+        (posture("blackbox", command=[]), "blackbox.command: is empty"),
+        (posture("blackbox", command=["x"]), "a black box measures what it wants"),
         (changed(run="a/b"), "run: "),
     ],
 )
@@ -127,6 +162,38 @@ def test_all_faults_are_reported_together() -> None:
     with pytest.raises(ConfigError) as error:
         build(raw)
     assert len(error.value.problems) == 3
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        posture("attached", router="http://b:1", path_map={"/dev/shm": "/mnt"}),
+        posture("attached", pin=False),
+        posture("shared", pause="http://t/pause", resume="http://t/resume"),
+        posture("blackbox", command=["run", "{dir}"], model=...) | {"eval": ...},
+        posture("blackbox", **{"class": "pkg.module:Class"}) | {"eval": ...},
+    ],
+)
+def test_each_posture_is_accepted_alone(raw: dict[str, Any]) -> None:
+    config = build({key: value for key, value in raw.items() if value is not ...})
+    model = config.posture.model
+    assert model in {None, "/etc/evald/base"}
+    assert config.model_dir == (None if model is None else Path(model))
+    assert config.engine_count == 0
+
+
+def test_groups_of_engines(tmp_path: Path) -> None:
+    groups = [
+        {"name": "small", "gpus": 4, "gpus_per_engine": 1},
+        {"name": "big", "engines": 2, "gpus_per_engine": 2},
+    ]
+    (tmp_path / "r.json").touch()
+    config = build(changed(fleet__group=groups, fleet__inherit={"file": "r.json"}))
+    assert config.fleet is not None
+    assert [(g.engines, g.gpus) for g in config.fleet.group] == [(4, 4), (2, 4)]
+    assert config.engine_count == 6
+    assert config.fleet.inherit is not None
+    assert config.fleet.inherit.file == "/etc/evald/r.json"
 
 
 def test_variables_are_expanded_or_named() -> None:

@@ -1,0 +1,78 @@
+"""Every prompt is encoded once before the first point: in a process of its own.
+
+A large tokenizer takes hundreds of megabytes, which the daemon needs again only for its points.
+``python -m evald.prompt_check`` reads a Job from standard input and writes an Answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import msgspec
+
+from evald.config import EvalSet
+from evald.errors import ConfigError, EvaldError
+from evald.evals.preparation import check_prompts
+from evald.evals.sets import load_set
+
+#: encoding hundreds of thousands of prompts takes minutes.
+TIMEOUT_S = 1800.0
+
+
+class Job(msgspec.Struct):
+    """What to encode; ``context_len`` in tokens."""
+
+    sets: list[EvalSet]
+    model_dir: Path
+    context_len: int | None
+
+
+class Answer(msgspec.Struct):
+    """Sentences: ``notes`` for people, ``problems`` that stop the daemon."""
+
+    notes: list[str] = []
+    problems: list[str] = []
+
+
+async def check_prompts_apart(job: Job) -> list[str]:
+    """Return the notes; raises ConfigError when a set has no question that can be asked."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        __name__,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            output, _ = await process.communicate(msgspec.json.encode(job))
+    except TimeoutError as error:
+        raise EvaldError(f"cannot check the prompts within {TIMEOUT_S:g} s") from error
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode != 0:
+        raise EvaldError(f"cannot check the prompts: the check ended with {process.returncode}")
+    answer = msgspec.json.decode(output, type=Answer)
+    if answer.problems:
+        raise ConfigError(answer.problems)
+    return answer.notes
+
+
+def main() -> None:
+    """Do one job."""
+    job = msgspec.json.decode(sys.stdin.buffer.read(), type=Job)
+    answer = Answer()
+    try:
+        sets = [load_set(eval_set) for eval_set in job.sets]
+        answer.notes = check_prompts(sets, job.model_dir, context_len=job.context_len)
+    except ConfigError as error:
+        answer.problems = error.problems
+    sys.stdout.buffer.write(msgspec.json.encode(answer))
+
+
+if __name__ == "__main__":
+    main()

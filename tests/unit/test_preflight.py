@@ -1,0 +1,103 @@
+"""What is known before anything starts."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evald.config import Config
+from evald.config_load import build_config
+from evald.errors import ConfigError
+from evald.preflight import preflight
+from evald.testing import write_base_model, write_snapshot
+
+
+def config(tmp_path: Path, **staging: Any) -> Config:
+    if not (tmp_path / "base").exists():
+        write_base_model(tmp_path / "base")
+    (tmp_path / "a.jsonl").write_text('{"prompt": "1+1=", "label": "2"}\n')
+    raw = {
+        "staging": {"root": "root", **staging},
+        "results": {"dir": "results"},
+        "fleet": {"model": "base", "device": "cpu"},
+        "eval": [{"name": "a", "path": "a.jsonl"}],
+    }
+    return build_config(raw, base=tmp_path, environ={})
+
+
+def problems(one: Config) -> str:
+    with pytest.raises(ConfigError) as error:
+        preflight(one)
+    return "\n".join(error.value.problems)
+
+
+def test_a_good_config_says_what_the_root_must_hold(tmp_path: Path) -> None:
+    checked = preflight(config(tmp_path))
+    assert [loaded.eval_set.name for loaded in checked.sets] == ["a"]
+    assert any("up to 5 snapshots" in note for note in checked.notes)
+
+
+def test_a_budget_below_the_peak_is_a_warning(tmp_path: Path) -> None:
+    notes = preflight(config(tmp_path, max_bytes=1000)).notes
+    assert any(note.startswith("WARNING: staging.max_bytes = 1000") for note in notes)
+
+
+@pytest.mark.parametrize(
+    "state", ["optimizer.pt", "trainer_state.json", "rng_state_0.pth", "x.distcp"]
+)
+def test_an_owned_root_with_training_state_is_refused(tmp_path: Path, state: str) -> None:
+    directory = write_snapshot(tmp_path / "root" / "step_40")
+    (directory / state).touch()
+    assert "set staging.owned = false" in problems(config(tmp_path))
+    preflight(config(tmp_path, owned=False))
+
+
+def test_a_checkpoint_directory_of_a_framework_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "root").mkdir()
+    (tmp_path / "root" / "latest_checkpointed_iteration.txt").touch()
+    assert "training state" in problems(config(tmp_path))
+
+
+def test_missing_things_are_named_together(tmp_path: Path) -> None:
+    one = config(tmp_path)
+    (tmp_path / "a.jsonl").unlink()
+    (tmp_path / "base" / "model.safetensors").unlink()
+    (tmp_path / "results").touch()
+    text = problems(one)
+    for words in ("a.jsonl", "fleet.model", "results.dir"):
+        assert words in text
+
+
+def test_a_broken_base_model_is_named(tmp_path: Path) -> None:
+    one = config(tmp_path)
+    (tmp_path / "base" / "model.safetensors").write_bytes(b"garbage")
+    assert "fleet.model" in problems(one)
+
+
+def test_an_unknown_group_and_program_are_named(tmp_path: Path) -> None:
+    raw = {
+        "staging": {"root": "root"},
+        "results": {"dir": "results", "group": "no-such-group"},
+        "fleet": {"model": "base", "device": "cpu", "python": "/no/such/python"},
+        "eval": [{"name": "a", "path": "a.jsonl"}],
+        "status": {"socket": "/tmp/" + "x" * 200},
+    }
+    config(tmp_path)
+    text = problems(build_config(raw, base=tmp_path, environ=os.environ))
+    for words in ("no-such-group", "fleet.python: /no/such/python is not a program", "socket"):
+        assert words in text
+
+
+def test_no_engines_is_said(tmp_path: Path) -> None:
+    raw = {
+        "staging": {"root": "root"},
+        "results": {"dir": "results"},
+        "fleet": {"model": "base", "device": "cpu", "engines": 0},
+        "eval": [{"name": "a", "path": "a.jsonl"}],
+    }
+    config(tmp_path)
+    notes = preflight(build_config(raw, base=tmp_path, environ={})).notes
+    assert any("no engines" in note for note in notes)
