@@ -127,11 +127,12 @@ def _reused_root(config: Config) -> list[str]:
         for prefix in ("", f"{name}/"):
             found = next(root.glob(prefix + pattern), None)
             if found is not None:
-                return [
+                sentence = (
                     f"staging.root: {found} looks like training state that the trainer resumes "
                     "from, and evald deletes in an owned root; set staging.owned = false, or "
                     "choose a directory for snapshots alone"
-                ]
+                )
+                return [sentence]
     return []
 
 
