@@ -132,6 +132,8 @@ class Inherit(Table, frozen=True, kw_only=True):
     #: where the live engine's key is, if it wants one.
     api_key_env: str | None = None
     api_key_file: str | None = None
+    #: server arguments that are not taken over, beside those that never are.
+    without: list[str] = []
 
 
 class Fleet(EngineLimits, frozen=True, kw_only=True):
@@ -320,5 +322,5 @@ class Config(Table, frozen=True, kw_only=True):
         """Engines that evald launches itself (set by the loader from any two of the three)."""
         if self.fleet is None:
             return 0
-        groups = self.fleet.group or [self.fleet]
+        groups: list[Group] | list[Fleet] = self.fleet.group or [self.fleet]
         return sum(group.engines or 0 for group in groups)

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Awaitable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 
@@ -35,8 +36,13 @@ from evald.status.board import Board
 from evald.status.notify import notify
 from evald.status.server import StatusServer, socket_path
 from evald.status.view import StatusView
+from evald.text import one_line
 
 log = structlog.get_logger(__name__)
+
+
+#: more than ever work at the same time beside one for each point in flight; most stay unmade.
+_THREADS = 24
 
 
 class _Stopped(Exception):
@@ -63,6 +69,11 @@ class Daemon:
         """
         config = self._config
         log.info("config_resolved", config=dump_config(config))
+        # points and readers that hash gigabytes must leave threads for the ledger and the rest
+        threads = ThreadPoolExecutor(
+            _THREADS + config.dispatch.max_in_flight, thread_name_prefix="evald"
+        )
+        asyncio.get_running_loop().set_default_executor(threads)
         async with AsyncExitStack() as stack:
             ledger = Ledger.open(config.results)
             stack.callback(ledger.close)
@@ -167,7 +178,7 @@ class Daemon:
         run = self._config.run
         record_id = f"{run}/alert/{name}/{xxhash.xxh3_64_hexdigest(detail.encode())}"
         await self._ledger.append(
-            Alert(run=run, step=0, record_id=record_id, name=name, detail=detail)
+            Alert(run=run, step=0, record_id=record_id, name=name, detail=one_line(detail))
         )
 
     def _baseline(self, run: str) -> EvalPoint:

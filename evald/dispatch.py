@@ -74,7 +74,8 @@ class Dispatcher:
         self._queue: dict[PointKey, _Entry] = {}
         self._running: dict[PointKey, _Entry] = {}
         self._turns = Turns()
-        #: staging offers from several tasks: one admission at a time, or the cap would leak.
+        #: staging offers from several tasks; what is looked up in the index and what is then
+        #: appended belong together.
         self._admission = asyncio.Lock()
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
@@ -88,8 +89,7 @@ class Dispatcher:
         """Take in what staging found; returns when it is durable."""
         match offer:
             case EvalPoint():
-                async with self._admission:
-                    await self._admit(offer)
+                await self._admit(offer)
             case InvalidPoint(point=point, detail=detail):
                 await self._end(point, skipped_record(point, SkipReason.INVALID_SNAPSHOT, detail))
             case LostPoint(key=key, directory=directory, reason=reason, detail=detail):
@@ -102,25 +102,13 @@ class Dispatcher:
         self._wake.set()
 
     async def _admit(self, point: EvalPoint) -> None:
-        key, snapshot = point.key, point.snapshot
-        known = self._ledger.index.get(key)
-        if known is None:
-            await self._admit_baseline(key.run)
-            refusal = self._refusal(snapshot)
-            if refusal is not None:
-                reason, detail = refusal
-                await self._end(point, skipped_record(point, reason, detail))
-                return
-            await self._ledger.append(_accepted(point))
-            log.info("point_accepted", point=str(key), bytes=snapshot.size_bytes)
-        elif known.outcome is not None:
-            return
-        else:
-            log.info("point_resumes", point=str(key))
-        if self._config.overflow == "latest":
-            await self._supersede_queued(point)
-        now = asyncio.get_running_loop().time()
-        self._queue[key] = _Entry(point, "queued", now, now)
+        async with self._admission:
+            if point.key.kind is Kind.STEP:
+                await self._admit_baseline(point.key.run)
+            ended = await self._queue_up(point)
+        # deleting what they leave behind may take long: nobody else waits for it
+        for gone, record in ended:
+            await self._end(gone, record)
 
     async def _admit_baseline(self, run: str) -> None:
         """Put the baseline of a run that has none in front of the first step seen in this life."""
@@ -129,7 +117,27 @@ class Dispatcher:
         self._baselined.add(run)
         point = await asyncio.to_thread(self._baseline, run)
         if self._ledger.index.get(point.key) is None:
-            await self._admit(point)
+            await self._queue_up(point)
+
+    async def _queue_up(self, point: EvalPoint) -> list[tuple[EvalPoint, PointRecord]]:
+        """Accept and queue a point; returns what ends instead: itself, or points it replaces."""
+        key, snapshot = point.key, point.snapshot
+        known = self._ledger.index.get(key)
+        if known is None:
+            refusal = self._refusal(snapshot)
+            if refusal is not None:
+                return [(point, skipped_record(point, *refusal))]
+            await self._ledger.append(_accepted(point))
+            log.info("point_accepted", point=str(key), bytes=snapshot.size_bytes)
+        elif known.outcome is not None or self.is_open(key):
+            return []
+        else:
+            log.info("point_resumes", point=str(key))
+        latest = self._config.overflow == "latest" and key.kind is Kind.STEP
+        superseded = self._supersede_queued(point) if latest else []
+        now = asyncio.get_running_loop().time()
+        self._queue[key] = _Entry(point, "queued", now, now)
+        return superseded
 
     def _refusal(self, snapshot: Snapshot) -> tuple[SkipReason, str] | None:
         if snapshot.final or snapshot.kind is Kind.BASELINE:
@@ -148,25 +156,28 @@ class Dispatcher:
             )
         return None
 
-    async def _supersede_queued(self, newer: EvalPoint) -> None:
+    def _supersede_queued(self, newer: EvalPoint) -> list[tuple[EvalPoint, PointRecord]]:
         """Policy ``latest``: what still queues gives way to the newest snapshot of its run."""
         if len(self._running) < self._config.max_in_flight:
-            return
+            return []
+        ended = []
+        detail = f"{newer.key} came while this point queued, and dispatch.overflow is 'latest'"
         for key, entry in list(self._queue.items()):
             if key.run != newer.key.run or entry.point.snapshot.final or key.kind is Kind.BASELINE:
                 continue
             del self._queue[key]
-            detail = f"{newer.key} came while this point queued, and dispatch.overflow is 'latest'"
-            await self._end(entry.point, skipped_record(entry.point, SkipReason.SUPERSEDED, detail))
+            ended.append((entry.point, skipped_record(entry.point, SkipReason.SUPERSEDED, detail)))
+        return ended
 
     async def _trainer_skip(self, offer: TrainerSkip) -> None:
         key = offer.key
-        if self._ledger.index.revisions(key.run, key.step, key.kind):
-            log.info("skip_of_known_step_ignored", point=str(key), reason=offer.reason)
-        else:
-            point = EvalPoint(key, _no_snapshot(key, Path()))
-            detail = offer.detail or f"the trainer skipped this step ({offer.reason})"
-            await self._record(skipped_record(point, offer.reason, detail))
+        async with self._admission:
+            if self._ledger.index.revisions(key.run, key.step, key.kind):
+                log.info("skip_of_known_step_ignored", point=str(key), reason=offer.reason)
+            else:
+                point = EvalPoint(key, _no_snapshot(key, Path()))
+                detail = offer.detail or f"the trainer skipped this step ({offer.reason})"
+                await self._record(skipped_record(point, offer.reason, detail))
         await self._retention.consume(offer.path)
 
     # --- what operators say --------------------------------------------------------------------

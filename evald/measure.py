@@ -19,6 +19,7 @@ from evald.point import EvalPoint, Outcome, SkipReason, Timings
 from evald.postures.contract import PointResult, Posture, SetResult
 from evald.results.records import PointRecord, SetRecord
 from evald.staging.digest import content_digest, fingerprint
+from evald.text import one_line
 
 #: share of samples cut by a deadline above which what is left is no measurement.
 _MAX_TIMEOUT_SHARE = 0.5
@@ -137,7 +138,7 @@ class Measure:
             record_id=key.record_id,
             kind=key.kind,
             outcome=Outcome.PARTIAL if partial else Outcome.OK,
-            detail=summary if failed else "",
+            detail=one_line(summary) if failed else "",
             counts=counts,
             timings=timings,
             engines=result.engines,
@@ -246,7 +247,7 @@ def skipped_record(
         kind=key.kind,
         outcome=Outcome.SKIPPED,
         reason=str(reason),
-        detail=detail,
+        detail=one_line(detail),
         timings=life.finish() if life else Timings(validate_s=snapshot.validate_s),
         metrics={"eval/step": key.step, f"eval/skipped_{reason}": 1},
         directory=str(snapshot.directory),

@@ -27,6 +27,9 @@ TRAINING_STATE = (
     "global_step*/*_optim_states.pt",
 )
 
+#: what a GPU machine has one of: NVIDIA, AMD, Windows' Linux.
+GPU_DEVICES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/kfd", "/dev/dxg")
+
 
 class Preflight(msgspec.Struct, frozen=True, kw_only=True):
     """The checked inputs of a daemon; ``notes`` are sentences that a person should read."""
@@ -144,6 +147,12 @@ def _notes(config: Config, base: BaseModel | None) -> list[str]:
         sentence = deletable(root)
         if sentence is not None:
             notes.append(f"WARNING: {sentence}")
+    has_gpu = any(Path(device).exists() for device in GPU_DEVICES)
+    if config.fleet is not None and config.fleet.device == "cuda" and not has_gpu:
+        notes.append(
+            "WARNING: fleet.device is 'cuda', but this machine shows no GPU "
+            f"({GPU_DEVICES[0]} is missing); set fleet.device = 'cpu' to try evald without one"
+        )
     if config.fleet is not None and config.engine_count == 0:
         notes.append("WARNING: no engines: every point will end skipped (unhealthy)")
     return notes

@@ -69,9 +69,7 @@ async def _evaluate(config: Config, directory: Path, step: int) -> PointRecord:
     try:
         seen, size_bytes = await asyncio.to_thread(fingerprint, directory, marker)
     except FileNotFoundError as error:
-        raise EvaldError(
-            f"cannot evaluate {directory}: there is no such directory; give a snapshot's"
-        ) from error
+        raise EvaldError(f"cannot evaluate {directory}: there is no such directory") from error
     point = EvalPoint(
         key,
         Snapshot(
@@ -90,8 +88,8 @@ async def _evaluate(config: Config, directory: Path, step: int) -> PointRecord:
     engines = asyncio.create_task(posture.run(), name="engines")
     turn = asyncio.Event()
     turn.set()
+    measure = Measure(config.dispatch, posture=posture, marker=marker)
     try:
-        measure = Measure(config.dispatch, posture=posture, marker=marker)
         point_task = asyncio.create_task(
             measure.run(point, queued_s=0.0, turn=turn, on_state=_ignore, on_set=_ignore_set),
             name=f"point {key}",
@@ -102,6 +100,7 @@ async def _evaluate(config: Config, directory: Path, step: int) -> PointRecord:
             engines.result()  # raises what ended the engines
         return await point_task
     finally:
+        measure.close()
         engines.cancel()
         await asyncio.gather(engines, return_exceptions=True)
         await posture.close()

@@ -1,4 +1,4 @@
-"""Keeps one engine's limit where ``LimitSearch`` finds it, from looks at the engine while it works."""
+"""Looks at one engine while it works, and keeps its limit where ``LimitSearch`` finds it."""
 
 from __future__ import annotations
 

@@ -62,10 +62,11 @@ def read_api_key(
     if env is not None:
         key = environ.get(env, "").strip()
         if not key:
-            raise ConfigError([
+            problem = (
                 f"{table}.api_key_env: environment variable {env} is not set; set it to the "
                 "servers' API key, or remove the line"
-            ])  # fmt: skip
+            )
+            raise ConfigError([problem])
         return key
     if file is not None:
         try:

@@ -13,40 +13,15 @@ from typing import Any
 import msgspec
 
 from evald.config import Fleet
-from evald.engines.sglang_table import check_sglang_table, flag_name
+from evald.engines.argument import ServerArguments
+from evald.engines.plan import EnginePlan
+from evald.engines.settings import command_line
+from evald.engines.sglang_table import check_sglang_table
 from evald.errors import ConfigError
 
 CPU_LAUNCHER = Path(__file__).parent / "cpu_mode" / "launch.py"
 
-__all__ = [
-    "LaunchCommand",
-    "check_sglang_table",
-    "default_max_requests",
-    "engine_env",
-    "gpus_for",
-    "launch_command",
-]
-
-#: what evald asks for unless [fleet.sglang] says otherwise.
-DEFAULT_FLAGS: dict[str, Any] = {
-    # fcfs, SGLang's own default, gains nothing from prompts that share a prefix.
-    "schedule-policy": "lpm",
-    "enable-metrics": True,
-    # One access line for each request would be most of the log.
-    "log-level-http": "warning",
-}
-#: a server on a machine without a GPU, tried and measured; an idle one sleeps.
-CPU_FLAGS: dict[str, Any] = {
-    "attention-backend": "torch_native",
-    "sampling-backend": "pytorch",
-    "grammar-backend": "none",
-    "disable-overlap-schedule": True,
-    "max-total-tokens": 65536,
-    "max-running-requests": 128,
-    "sleep-on-idle": True,
-}
-#: requests in flight that keep a GPU engine busy when no limit is configured.
-GPU_MAX_REQUESTS = 256
+__all__ = ["LaunchCommand", "check_sglang_table", "engine_env", "launch_command"]
 
 #: variables that engines inherit; beside them, [fleet] pass_env.
 INHERITED = frozenset({
@@ -98,43 +73,47 @@ class LaunchCommand(msgspec.Struct, frozen=True, kw_only=True):
 
 def launch_command(
     fleet: Fleet,
+    plan: EnginePlan,
     *,
     port: int,
     nonce: str,
     config_file: Path,
-    index: int = 0,
+    arguments: ServerArguments | None = None,
+    cuda_visible: str | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> LaunchCommand:
-    """Return how to start engine ``index`` of ``fleet`` on ``port`` of the loopback interface.
+    """Return how to start the engine of ``plan`` on ``port`` of the loopback interface.
 
-    ``nonce`` becomes its first weight version, ``config_file`` (``*.yaml``) holds its API key, and
-    ``environ`` is the daemon's environment, of which the engine inherits a named part. Raises
-    ConfigError for a [fleet.sglang] or a GPU count that cannot be used.
+    ``nonce`` becomes its first weight version, ``config_file`` (``*.yaml``) holds its API key.
+    ``arguments``: what the installed SGLang said of its own; ``cuda_visible``: see ``claim_gpus``,
+    None: the plan's GPUs as they are; ``environ``: the daemon's environment, of which the engine
+    inherits a named part. Raises ConfigError for a [fleet.sglang] that cannot be used.
     """
     problems = check_sglang_table(fleet.sglang)
     if problems:
         raise ConfigError(problems)
     if config_file.suffix != ".yaml":
         raise ValueError(f"cannot use {config_file} as SGLang's --config: it takes *.yaml only")
-    gpus_per_engine = fleet.gpus_per_engine or 1
-    flags = _flags(fleet)
+    settings = plan.resolved.settings
     api_key = secrets.token_hex(32)
     # SGLang's own parser knows what "false" means for each of its flags; argv has no word for it.
-    config = {name: False for name, value in flags.items() if value is False}
+    config = {
+        name.replace("_", "-"): False
+        for name, setting in settings.items()
+        if setting.value is False and arguments is None
+    }
     argv = [fleet.python or sys.executable, "-W", "ignore"]
     argv += [str(CPU_LAUNCHER)] if fleet.device == "cpu" else ["-m", "sglang.launch_server"]
-    for name, value in flags.items():
-        argv += _words(name, value)
-    # Last, so that no spelling of a flag in the table above can win over these.
+    argv += command_line(settings, arguments)
+    # Last, so that no spelling of a flag among those above can win over these.
     argv += ["--model-path", fleet.model, "--device", fleet.device]
-    if gpus_per_engine > 1:
-        argv += ["--tp-size", str(gpus_per_engine)]
     argv += ["--host", "127.0.0.1", "--port", str(port), "--weight-version", nonce]
     argv += ["--config", str(config_file)]
     env = engine_env(fleet, environ)
     if fleet.device == "cuda":
-        visible = environ.get("CUDA_VISIBLE_DEVICES")
-        env["CUDA_VISIBLE_DEVICES"] = gpus_for(index, gpus_per_engine, visible)
+        env["CUDA_VISIBLE_DEVICES"] = cuda_visible or ",".join(plan.gpus)
+        # numbers as nvidia-smi counts them
+        env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     return LaunchCommand(
         argv=argv,
         env=env,
@@ -157,50 +136,3 @@ def engine_env(fleet: Fleet, environ: Mapping[str, str]) -> dict[str, str]:
     if fleet.device == "cpu":
         env["SGLANG_USE_CPU_ENGINE"] = "1"
     return env
-
-
-def gpus_for(index: int, gpus_per_engine: int, visible: str | None = None) -> str:
-    """Return CUDA_VISIBLE_DEVICES for engine ``index`` (from 0), each with its own GPUs.
-
-    ``visible`` is the daemon's own CUDA_VISIBLE_DEVICES: engines share out what it names.
-    """
-    first = index * gpus_per_engine
-    if visible is None:
-        return ",".join(map(str, range(first, first + gpus_per_engine)))
-    gpus = [gpu.strip() for gpu in visible.split(",") if gpu.strip()]
-    chosen = gpus[first : first + gpus_per_engine]
-    if len(chosen) < gpus_per_engine:
-        problem = (
-            f"cannot give engine {index} its {gpus_per_engine} GPUs: CUDA_VISIBLE_DEVICES={visible}"
-            f" names {len(gpus)}; lower [fleet] engines, or let evald see more GPUs"
-        )
-        raise ConfigError([problem])
-    return ",".join(chosen)
-
-
-def default_max_requests(fleet: Fleet) -> int:
-    """Return how many requests one engine may have in flight."""
-    limit = _flags(fleet).get("max-running-requests")
-    return fleet.max_requests or (limit if isinstance(limit, int) else GPU_MAX_REQUESTS)
-
-
-def _flags(fleet: Fleet) -> dict[str, Any]:
-    own = {flag_name(key): value for key, value in fleet.sglang.items()}
-    return {**DEFAULT_FLAGS, **(CPU_FLAGS if fleet.device == "cpu" else {}), **own}
-
-
-def _words(name: str, value: Any) -> list[str]:
-    """Return the words of one flag: true is a bare flag, a list several words, a table JSON."""
-    if value is False or value == []:
-        return []
-    if value is True:
-        return [f"--{name}"]
-    words = [_word(item) for item in (value if isinstance(value, list) else [value])]
-    if len(words) == 1:
-        # One word, so that a value that begins with a dash is not taken for a flag.
-        return [f"--{name}={words[0]}"]
-    return [f"--{name}", *words]
-
-
-def _word(value: Any) -> str:
-    return json.dumps(value) if isinstance(value, dict) else str(value)

@@ -145,11 +145,17 @@ class Loading:
                 return str(there / directory.relative_to(here))
         return str(directory)
 
-    async def load(self, api: EngineAPI, directory: Path, version: str) -> None:
-        """Load ``directory`` into a drained engine under the label ``version``.
+    async def load(self, api: EngineAPI, target: PinTarget, version: str) -> None:
+        """Load ``target`` into a drained engine under the label ``version``.
 
         Raises PinFailed: the weights are unknown then.
         """
+        if target.directory is None:
+            raise PinFailed(PinStage.LOAD, "the point has no directory to load from")
+        await self.load_directory(api, target.directory, version)
+
+    async def load_directory(self, api: EngineAPI, directory: Path, version: str) -> None:
+        """Load the weights in ``directory``, which need not be a snapshot; raises PinFailed."""
         try:
             # the load format is sticky on the server, hence named in every update
             await api.update_weights(

@@ -69,7 +69,7 @@ async def _trouble(api: EngineAPI, loading: Loading, model: Path, nonce: str) ->
     """Say what an update with the same weights does wrong; empty when nothing."""
     try:
         before = await api.weights_checksum(loading.timeout_s)
-        await loading.load(api, model, nonce)
+        await loading.load_directory(api, model, nonce)
         after = await api.weights_checksum(loading.timeout_s)
         if after != before:
             return (

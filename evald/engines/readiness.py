@@ -1,4 +1,4 @@
-"""When a server may be used, how much it takes at once, and how it died."""
+"""When a server may be used, and how it died."""
 
 from __future__ import annotations
 
@@ -12,10 +12,6 @@ from evald.errors import EvaldError
 
 #: between two looks at a server that starts.
 START_POLL_S = 0.1
-#: requests in flight when the server does not tell its own limit.
-DEFAULT_LIMIT = 32
-#: more connections than this bring nothing on one server.
-MAX_LIMIT = 512
 #: a server that dies while it loads has this long to be seen dead, so that the message can say so.
 DEATH_NOTICE_S = 2.0
 #: server arguments that decide which tensors each rank holds, and as what.
@@ -60,20 +56,8 @@ def _whose(launched: Launched) -> str:
 
 
 def layout_of(server_info: dict[str, Any]) -> str:
-    """Describe how a server holds its weights: equal weights give equal checksums for one layout."""
+    """Describe how a server holds its weights: only within a layout are checksums comparable."""
     return " ".join(f"{name}={server_info.get(name)}" for name in _LAYOUT)
-
-
-def own_limit(server_info: dict[str, Any]) -> int:
-    """Read how many requests the server runs at the same time, by its own account."""
-    states = server_info.get("internal_states")
-    limits = [
-        state.get("effective_max_running_requests_per_dp")
-        for state in (states if isinstance(states, list) else [])
-        if isinstance(state, dict)
-    ]
-    total = sum(limit for limit in limits if isinstance(limit, int) and limit > 0)
-    return min(total or DEFAULT_LIMIT, MAX_LIMIT)
 
 
 async def with_death(launched: Launched, error: PinFailed) -> PinFailed:

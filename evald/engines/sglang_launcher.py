@@ -9,8 +9,11 @@ from pathlib import Path
 import msgspec
 
 from evald.config import Fleet
+from evald.engines.argument import ServerArguments
 from evald.engines.flags import launch_command
+from evald.engines.gpus import claim_gpus
 from evald.engines.launcher import Boot, Launched
+from evald.engines.plan import EnginePlan
 from evald.engines.ports import free_port
 from evald.engines.process import EngineProcess
 
@@ -19,32 +22,45 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tiktoken
 
 
 class SGLangLauncher:
-    """Starts engine ``index`` (from 0) of the fleet; logs go to ``directory/name/0001.log``, ..."""
+    """Starts the engine of ``plan``; logs go to ``directory/<its name>/0001.log``, ..."""
 
-    def __init__(self, name: str, index: int, config: Fleet, directory: Path) -> None:
-        self._name = name
-        self._index = index
+    def __init__(
+        self,
+        plan: EnginePlan,
+        config: Fleet,
+        directory: Path,
+        *,
+        arguments: ServerArguments | None = None,
+    ) -> None:
+        self._plan = plan
         self._config = config
-        self._directory = directory / name
+        self._directory = directory / plan.name
+        self._arguments = arguments
 
     async def launch(self, attempt: int, boot: Boot | None = None) -> Launched:
         """Start the server's process; raises EvaldError or OSError."""
+        gpus = None
+        if self._config.device == "cuda":
+            gpus = await asyncio.to_thread(claim_gpus, self._plan.gpus)
         log_path = await asyncio.to_thread(self._next_log)
         port = await asyncio.to_thread(free_port)
-        if boot is None:
-            config, nonce = self._config, f"launch-{attempt}-{secrets.token_hex(8)}"
-        else:
-            config = await asyncio.to_thread(_on_snapshot, self._config, boot.directory)
+        config, plan, nonce = self._config, self._plan, f"launch-{attempt}-{secrets.token_hex(8)}"
+        if boot is not None:
+            config = msgspec.structs.replace(config, model=str(boot.directory))
             nonce = boot.weight_version
+            if not await asyncio.to_thread(_has_tokenizer, boot.directory):
+                plan = plan.with_default("tokenizer_path", self._config.model, "the base model")
         command = launch_command(
             config,
+            plan,
             port=port,
             nonce=nonce,
             config_file=self._directory / "launch.yaml",
-            index=self._index,
+            arguments=self._arguments,
+            cuda_visible=gpus,
         )
         await asyncio.to_thread(command.write_config_file)
-        process = await EngineProcess.start(command.argv, command.env, log_path, name=self._name)
+        process = await EngineProcess.start(command.argv, command.env, log_path, name=plan.name)
         return Launched(
             process=process,
             url=f"http://127.0.0.1:{port}",
@@ -63,10 +79,5 @@ class SGLangLauncher:
         return self._directory / f"{number:04d}.log"
 
 
-def _on_snapshot(config: Fleet, directory: Path) -> Fleet:
-    """Start on a snapshot; with the base model's tokenizer where it has none of its own."""
-    sglang = config.sglang
-    own = any((directory / name).is_file() for name in _TOKENIZER_FILES)
-    if not own and not {"tokenizer-path", "tokenizer_path"} & set(sglang):
-        sglang = {**sglang, "tokenizer_path": config.model}
-    return msgspec.structs.replace(config, model=str(directory), sglang=sglang)
+def _has_tokenizer(directory: Path) -> bool:
+    return any((directory / name).is_file() for name in _TOKENIZER_FILES)

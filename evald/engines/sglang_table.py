@@ -64,13 +64,16 @@ def flag_name(key: str) -> str:
     return key.replace("_", "-")
 
 
-def check_sglang_table(table: dict[str, Any]) -> list[str]:
-    """Return one sentence for each entry that cannot be used; which flags exist SGLang knows."""
+def check_sglang_table(table: dict[str, Any], where: str = "[fleet.sglang]") -> list[str]:
+    """Return one sentence for each entry that cannot be used; which flags exist SGLang knows.
+
+    ``where``: the table's name in the config, for the sentences.
+    """
     problems: list[str] = []
     seen: dict[str, str] = {}
     for key, value in table.items():
         name = flag_name(key)
-        shown = f"[fleet.sglang] {key} = {_toml(value)}"
+        shown = f"{where} {key} = {_toml(value)}"
         if not _FLAG_NAME.fullmatch(name):
             problems.append(
                 f"{shown} is no server argument: write its own name, "

@@ -15,6 +15,8 @@ class Slots:
     def __init__(self, limit: int, on_room: Callable[[], None] = lambda: None) -> None:
         self.in_flight = 0
         self._limit = limit
+        #: samples of the latest request: another one is likely to be as large.
+        self._count = 1
         self._was_full = False
         self._idle = asyncio.Event()
         self._idle.set()
@@ -30,6 +32,7 @@ class Slots:
     def limit(self, limit: int) -> None:
         grown = limit > self._limit
         self._limit = limit
+        self._was_full = False
         if grown:
             self._on_room()
 
@@ -40,8 +43,8 @@ class Slots:
     def enter(self, count: int) -> None:
         """Take ``count`` places; the caller has asked ``fits``."""
         self.in_flight += count
-        # as full as it gets: another request of this size would have to wait
-        self._was_full = self._was_full or self.in_flight + count > self._limit
+        self._count = count
+        self._was_full = self._was_full or self._is_full()
         self._idle.clear()
         self._busy.set()
 
@@ -54,8 +57,8 @@ class Slots:
         self._on_room()
 
     def take_was_full(self) -> bool:
-        """Tell whether the limit has held requests back since the last call."""
-        was_full, self._was_full = self._was_full, False
+        """Tell whether there has been no room for another request at any time since last asked."""
+        was_full, self._was_full = self._was_full or self._is_full(), False
         return was_full
 
     async def wait_busy(self) -> None:
@@ -70,3 +73,6 @@ class Slots:
         except TimeoutError:
             return False
         return True
+
+    def _is_full(self) -> bool:
+        return not self.fits(self._count)

@@ -104,8 +104,8 @@ class RestartPolicy:
 
     Waits 1 s, doubling to 60 s, with 10 % jitter; 10 healthy minutes reset the wait; the fifth
     restart within 30 minutes is refused. Restarts blamed on a snapshot neither count nor wait.
-    ``refuses = False`` is for servers that evald does not start: it only looks again, however often,
-    and after 5 s at the latest.
+    ``refuses = False`` is for servers that evald does not start: it only looks again, however
+    often, and after 5 s at the latest.
     """
 
     FIRST_S = 1.0

@@ -1,4 +1,4 @@
-"""One pin of the fleet: who verified it, who failed, and whether the snapshot is to blame."""
+"""One pin of a pool: who verified it, who failed, and whether the snapshot is to blame."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from evald.engines.engine import Engine, Order
 from evald.engines.pin import PinFailed, PinStage, Proof
-from evald.errors import PinViolation, SnapshotGone
+from evald.errors import EvalSkip, PinViolation, SnapshotGone
 from evald.postures.contract import Pin, PinTarget
 
 
@@ -31,7 +31,14 @@ class Campaign:
         #: every version that was proven: all that a response may carry.
         self.versions: set[str] = set()
         self.gone: SnapshotGone | None = None
+        #: ends the point whatever the engines do: weights changed, or nothing reaches them.
+        self.failure: EvalSkip | None = None
+        #: engine -> other version that it was last seen with.
+        self.others: dict[str, str | None] = {}
         self.closed = False
+        self.began = clock()
+        #: when the first engine verified it.
+        self.verified_at: float | None = None
         #: since when no engine serves the order, once one did.
         self.down_since: float | None = None
         self._attempts = attempts
@@ -57,12 +64,15 @@ class Campaign:
     @property
     def open(self) -> bool:
         """Whether engines may still join."""
-        return not (self.closed or self.suspect or self.gone)
+        return not (self.closed or self.suspect or self.gone or self.failure)
 
     def add_proof(self, engine: str, proof: Proof) -> None:
         """Take in that an engine is verified."""
+        if self.verified_at is None:
+            self.verified_at = self._clock()
         self.versions.add(proof.weight_version)
         self.pin.weight_versions[engine] = proof.weight_version
+        self.others.pop(engine, None)
 
     def add_failure(self, engine: str, error: PinFailed | SnapshotGone) -> bool:
         """Take in a failed attempt; True when the engine itself is at fault."""
@@ -73,6 +83,10 @@ class Campaign:
             return True
         self._failures.append((engine, error))
         return self.verified
+
+    def fail(self, failure: EvalSkip) -> None:
+        """End the point; the first reason stands."""
+        self.failure = self.failure or failure
 
     def has_failed(self, engine: str) -> bool:
         """Whether this engine has tried in vain."""
@@ -87,8 +101,10 @@ class Campaign:
             return None
         name, error = self._failures[-1]
         where = ", ".join(sorted({name for name, _ in self._failures}))
+        directory = self.order.target.directory
+        snapshot = directory.name if directory else self.order.name
         return PinViolation(
-            f"cannot pin snapshot {self.order.target.directory.name}: {len(self._failures)} "
+            f"cannot pin snapshot {snapshot}: {len(self._failures)} "
             f"attempts failed (on {where}) while the base model loads; "
             f"the last one on {name} at stage {error.stage}: {error.detail}"
         )

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
+from typing import Protocol
 
 import msgspec
 import structlog
 
 from evald.engines.answers import COMPLETE, Answer
-from evald.engines.api import EngineBusy, EngineError, EngineRejected, EngineUnreachable
-from evald.engines.engine import Engine
+from evald.engines.api import (
+    EngineAPI,
+    EngineBusy,
+    EngineError,
+    EngineRejected,
+    EngineUnreachable,
+)
+from evald.engines.engine import Engine, Order
+from evald.engines.slots import Slots
 from evald.engines.state import State
-from evald.errors import GenerationFailed, Unhealthy
+from evald.errors import GenerationFailed, Unhealthy, VersionChanged
 from evald.postures.campaign import Campaign
 from evald.postures.changes import Changes
 from evald.postures.contract import GenerateRequest, Generation
@@ -26,6 +35,33 @@ MAX_RETRY_S = 2.0
 MAX_ERRORS = 3
 
 
+class Lane(Protocol):
+    """Where requests can be sent: an engine, or somebody's router in front of all of them."""
+
+    @property
+    def name(self) -> str:
+        """What to call it."""
+
+    @property
+    def slots(self) -> Slots:
+        """What it has in flight, and may have."""
+
+    def serves(self, order: Order) -> bool:
+        """Whether it takes requests for ``order`` now."""
+
+    def connected_api(self) -> EngineAPI:
+        """Return its API; raises EngineUnreachable when there is none."""
+
+    def credit(self, version: str, tokens: int) -> str:
+        """Note a good answer of ``version``; returns the engine that it came from."""
+
+    def abort_soon(self, rids: list[str]) -> None:
+        """Abort requests whose answers nobody waits for any more."""
+
+    def distrust(self, detail: str) -> None:
+        """Take in that it answered with weights that nobody asked for."""
+
+
 class _Progress(msgspec.Struct):
     """One request under way: its answers so far, and what went wrong last."""
 
@@ -34,22 +70,35 @@ class _Progress(msgspec.Struct):
     attempt: int = 0
     errors: int = 0
     trouble: str = "no engine was free"
-    avoid: Engine | None = None
+    avoid: Lane | None = None
 
     def missing(self) -> list[int]:
         return [number for number, answer in enumerate(self.answers) if answer is None]
 
 
 class Router:
-    """Sends each request to the least loaded verified engine, and again until it is answered."""
+    """Sends each request to the least loaded lane that serves, and again until it is answered.
 
-    def __init__(self, engines: list[Engine], changes: Changes, *, alive_timeout_s: float) -> None:
+    ``loads``: evald loads the weights, so others can be got rid of; else they end the point.
+    """
+
+    def __init__(
+        self,
+        lanes: Sequence[Lane],
+        engines: Sequence[Engine],
+        changes: Changes,
+        *,
+        alive_timeout_s: float,
+        loads: bool,
+    ) -> None:
+        self._lanes = lanes
         self._engines = engines
         self._changes = changes
         self._alive_timeout_s = alive_timeout_s
+        self._loads = loads
 
     async def generate(self, campaign: Campaign, request: GenerateRequest) -> list[Generation]:
-        """Fulfil ``Posture.generate`` for the point of ``campaign``."""
+        """Fulfil ``Engines.generate`` for the point of ``campaign``."""
         progress = _Progress(request, [None] * len(request.sampling))
         deadline = time.monotonic() + request.timeout_s
         try:
@@ -59,8 +108,8 @@ class Router:
                         wait_s = FIRST_RETRY_S * 2.0 ** min(progress.attempt - 1, 10)
                         await asyncio.sleep(min(wait_s, MAX_RETRY_S))
                     progress.attempt += 1
-                    engine = await self._admit(campaign, len(missing), progress.avoid)
-                    await self._attempt(campaign, engine, progress, missing, deadline)
+                    lane = await self._admit(campaign, len(missing), progress.avoid)
+                    await self._attempt(campaign, lane, progress, missing, deadline)
         except TimeoutError as error:
             raise GenerationFailed(
                 "timeout",
@@ -69,19 +118,18 @@ class Router:
             ) from error
         return [answer for answer in progress.answers if answer is not None]
 
-    async def _admit(self, campaign: Campaign, count: int, avoid: Engine | None) -> Engine:
-        """Wait for a verified engine with room, and take ``count`` places on it."""
+    async def _admit(self, campaign: Campaign, count: int, avoid: Lane | None) -> Lane:
+        """Wait for a lane that serves and has room, and take ``count`` places on it."""
         while True:
             ticket = self._changes.ticket()
-            if campaign.closed:
-                raise GenerationFailed("error", "the point has ended")
-            serving = [engine for engine in self._engines if engine.serves(campaign.order)]
-            # an engine that just failed this request is the last choice, not none
+            _raise_when_over(campaign)
+            serving = [lane for lane in self._lanes if lane.serves(campaign.order)]
+            # one that just failed this request is the last choice, not none
             serving.sort(key=lambda e: (e is avoid, e.slots.in_flight / e.slots.limit))
-            for engine in serving:
-                if engine.slots.fits(count):
-                    engine.slots.enter(count)
-                    return engine
+            for lane in serving:
+                if lane.slots.fits(count):
+                    lane.slots.enter(count)
+                    return lane
             wait_s = self._alive_timeout_s
             if not serving:
                 wait_s -= time.monotonic() - (campaign.down_since or time.monotonic())
@@ -102,7 +150,7 @@ class Router:
     async def _attempt(
         self,
         campaign: Campaign,
-        engine: Engine,
+        lane: Lane,
         progress: _Progress,
         missing: list[int],
         deadline: float,
@@ -112,10 +160,10 @@ class Router:
         # SGLang aborts by prefix: the closing slash keeps sample 1 apart from sample 10
         rids = [f"{request.rid}/{progress.attempt}/{number}/" for number in missing]
         began = time.monotonic()
-        progress.avoid = engine
+        progress.avoid = lane
         answered = False
         try:
-            raw = await engine.connected_api().generate(
+            raw = await lane.connected_api().generate(
                 [request.input_ids] * len(missing),
                 [request.sampling[number] for number in missing],
                 rids,
@@ -126,50 +174,68 @@ class Router:
             answered = True
             raise GenerationFailed("rejected", str(error)) from error
         except (EngineUnreachable, EngineBusy) as error:
-            progress.trouble = f"{engine.name}: {error}"
+            progress.trouble = f"{lane.name}: {error}"
             return
         except EngineError as error:
-            progress.trouble = f"{engine.name}: {error}"
+            progress.trouble = f"{lane.name}: {error}"
             progress.errors += 1
             if progress.errors >= MAX_ERRORS:
                 raise GenerationFailed("error", progress.trouble) from error
             return
         finally:
-            engine.slots.leave(len(missing))
+            lane.slots.leave(len(missing))
             if not answered:
-                engine.abort_soon(rids)
-        engine.answered()
-        if campaign.closed:
-            # whoever asked has given up the pin: its weights may be others by now
-            raise GenerationFailed("error", "the point has ended")
+                lane.abort_soon(rids)
+        # whoever asked may have given up the pin: its weights may be others by now
+        _raise_when_over(campaign)
         latency_s = time.monotonic() - began
         for number, answer in zip(missing, raw, strict=True):
-            void = self._void(campaign, engine, answer)
+            void = self._void(campaign, lane, answer)
             if void:
-                progress.trouble = f"{engine.name}: {void}"
+                progress.trouble = f"{lane.name}: {void}"
             else:
-                progress.answers[number] = _generation(answer, engine.name, latency_s)
+                progress.answers[number] = _generation(answer, lane, latency_s)
 
-    def _void(self, campaign: Campaign, engine: Engine, answer: Answer) -> str:
+    def _void(self, campaign: Campaign, lane: Lane, answer: Answer) -> str:
         """Say why an answer does not count; empty when it does."""
+        versions = answer.versions
+        foreign = bool(versions) and not versions <= campaign.versions
+        if foreign and not self._loads:
+            # also of an answer that was cut short: the weights are others now
+            changed = VersionChanged(
+                f"an answer of {lane.name} came from weights {sorted(versions)}, not from "
+                f"{sorted(campaign.versions)}: somebody loaded others while the point ran"
+            )
+            campaign.fail(changed)
+            self._changes.notify()
+            raise changed
         if answer.reason not in COMPLETE:
             return f"the answer ended with {answer.reason!r}"
-        versions = answer.versions
-        if not versions or not versions <= campaign.versions:
+        if foreign or not versions:
             detail = f"an answer came from weights {sorted(versions)}, not of the pin"
-            log.error("foreign_weights", engine=engine.name, versions=sorted(versions))
-            engine.distrust(detail)
+            log.error("foreign_weights", engine=lane.name, versions=sorted(versions))
+            lane.distrust(detail)
             return detail
         return ""
 
 
-def _generation(answer: Answer, engine: str, latency_s: float) -> Generation:
+def _raise_when_over(campaign: Campaign) -> None:
+    """Raise what has ended the point, if anything has."""
+    if campaign.failure is not None:
+        raise campaign.failure
+    if campaign.closed:
+        raise GenerationFailed("error", "the point has ended")
+
+
+def _generation(answer: Answer, lane: Lane, latency_s: float) -> Generation:
+    # a label of the pin, whichever of its spans it names
+    version = answer.meta_info.weight_version or max(answer.versions)
+    output_ids = answer.output_ids or []
     return Generation(
-        output_ids=answer.output_ids or [],
+        output_ids=output_ids,
         text=answer.text or "",
         finish_reason=answer.reason or "",
-        # a label of the pin, whichever of its spans it names
-        weight_version=answer.meta_info.weight_version or max(answer.versions),
-        engine=engine,
+        weight_version=version,
+        engine=lane.credit(version, len(output_ids)),
         latency_s=latency_s,
     )

@@ -7,15 +7,12 @@ from typing import Any
 
 import pytest
 
-from evald.config import Fleet
-from evald.engines.flags import (
-    CPU_LAUNCHER,
-    LaunchCommand,
-    default_max_requests,
-    engine_env,
-    gpus_for,
-    launch_command,
-)
+from small_sglang import small_sglang
+
+from evald.config import Fleet, Group
+from evald.engines.argument import ServerArguments
+from evald.engines.flags import CPU_LAUNCHER, LaunchCommand, engine_env, launch_command
+from evald.engines.plan import engine_plan
 from evald.errors import ConfigError
 
 ENVIRON = {
@@ -32,15 +29,23 @@ ENVIRON = {
 
 
 def command(
-    *, index: int = 0, environ: dict[str, str] | None = None, **fleet: Any
+    *,
+    index: int = 0,
+    arguments: ServerArguments | None = None,
+    cuda_visible: str | None = None,
+    config_file: Path = Path("/tmp/e0.yaml"),
+    **fleet: Any,
 ) -> LaunchCommand:
+    config = Fleet(model="/models/base", **{"engines": 2, **fleet})
     return launch_command(
-        Fleet(model="/models/base", **fleet),
+        config,
+        engine_plan(config, arguments=arguments)[index],
         port=20123,
         nonce="n0nce",
-        config_file=Path("/tmp/e0.yaml"),
-        index=index,
-        environ=ENVIRON if environ is None else environ,
+        config_file=config_file,
+        arguments=arguments,
+        cuda_visible=cuda_visible,
+        environ=ENVIRON,
     )
 
 
@@ -49,11 +54,13 @@ def test_a_gpu_engine() -> None:
     assert launch.argv == [
         *("/opt/sglang/bin/python", "-W", "ignore", "-m", "sglang.launch_server"),
         *("--schedule-policy=lpm", "--enable-metrics", "--log-level-http=warning"),
-        *("--model-path", "/models/base", "--device", "cuda", "--tp-size", "2"),
+        "--tp-size=2",
+        *("--model-path", "/models/base", "--device", "cuda"),
         *("--host", "127.0.0.1", "--port", "20123", "--weight-version", "n0nce"),
         *("--config", "/tmp/e0.yaml"),
     ]
     assert launch.env["CUDA_VISIBLE_DEVICES"] == "2,3"
+    assert launch.env["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
     assert "SGLANG_USE_CPU_ENGINE" not in launch.env
 
 
@@ -118,7 +125,7 @@ def test_each_launch_has_its_own_key_and_hides_it(tmp_path: Path) -> None:
     assert first.api_key not in first.env.values()
     path = tmp_path / "e0.yaml"
     path.touch(0o644)
-    launch = launch_command(Fleet(model="m"), port=1, nonce="n", config_file=path, environ=ENVIRON)
+    launch = command(config_file=path)
     launch.write_config_file()
     assert path.stat().st_mode & 0o777 == 0o600
     assert json.loads(path.read_text()) == {"api-key": launch.api_key}
@@ -128,9 +135,7 @@ def test_what_cannot_be_launched() -> None:
     with pytest.raises(ConfigError, match="port = 3 is not allowed"):
         command(sglang={"port": 3})
     with pytest.raises(ValueError, match=r"it takes \*.yaml only"):
-        launch_command(
-            Fleet(model="m"), port=1, nonce="n", config_file=Path("e0.json"), environ=ENVIRON
-        )
+        command(config_file=Path("e0.json"))
 
 
 def test_environment_is_a_list_of_what_may_pass() -> None:
@@ -152,25 +157,26 @@ def test_environment_of_the_operator_wins_over_the_recipe() -> None:
     assert env["SGLANG_USE_CPU_ENGINE"] == "1"
 
 
-def test_gpus() -> None:
-    assert [gpus_for(index, 1) for index in range(3)] == ["0", "1", "2"]
-    assert gpus_for(1, 4) == "4,5,6,7"
-    assert gpus_for(1, 2, "4, 5,GPU-a,GPU-b") == "GPU-a,GPU-b"
-    launch = command(index=1, environ={"CUDA_VISIBLE_DEVICES": "6,3"})
-    assert launch.env["CUDA_VISIBLE_DEVICES"] == "3"
-    with pytest.raises(ConfigError, match=r"cannot give engine 1 its 2 GPUs: .* names 3"):
-        gpus_for(1, 2, "0,1,2")
+def test_gpus_as_claimed() -> None:
+    launch = command(engines=1, gpus_per_engine=2, cuda_visible="6,3")
+    assert launch.env["CUDA_VISIBLE_DEVICES"] == "6,3"
 
 
-@pytest.mark.parametrize(
-    ("fleet", "requests"),
-    [
-        (Fleet(model="m"), 256),
-        (Fleet(model="m", device="cpu"), 128),
-        (Fleet(model="m", sglang={"max_running_requests": 64}), 64),
-        (Fleet(model="m", device="cpu", sglang={"max-running-requests": 16}), 16),
-        (Fleet(model="m", sglang={"max_running_requests": 64}, max_requests=32), 32),
-    ],
-)
-def test_requests_in_flight(fleet: Fleet, requests: int) -> None:
-    assert default_max_requests(fleet) == requests
+def test_a_group_has_its_own_flags() -> None:
+    groups = [
+        Group(name="one", engines=1),
+        Group(name="pair", engines=1, gpus_per_engine=2, sglang={"dtype": "float32"}),
+    ]
+    one, pair = (command(index=i, engines=None, group=groups) for i in range(2))
+    assert not any(word.startswith(("--tp-size", "--dtype")) for word in one.argv)
+    assert {"--tp-size=2", "--dtype=float32"} <= set(pair.argv)
+    assert pair.env["CUDA_VISIBLE_DEVICES"] == "1,2"
+
+
+def test_what_sglang_said_of_its_arguments_decides_about_words() -> None:
+    table = {"enable_hicache": True, "enable_metrics": False}
+    launch = command(sglang=table, arguments=small_sglang())
+    assert "--enable-hierarchical-cache" in launch.argv
+    assert "--enable-metrics" not in launch.argv
+    # an absent flag is false: SGLang's own parser needs no help
+    assert launch.config == {"api-key": launch.api_key}

@@ -26,7 +26,7 @@ class Server:
     tells: bool = True
     answers: bool = True
     in_flight: int = 0
-    random: random.Random = field(default_factory=lambda: random.Random(1))
+    random: random.Random = field(default_factory=lambda: random.Random(1))  # noqa: S311 (noise)
 
     @property
     def running(self) -> int:

@@ -43,6 +43,16 @@ def test_whether_the_limit_held_requests_back(limit: int, requests: list[int], f
     assert slots.take_was_full() is False
 
 
+def test_full_is_a_state_too() -> None:
+    slots = Slots(4)
+    for _ in range(4):
+        slots.enter(1)
+    # long answers: nothing enters or leaves for minutes
+    assert [slots.take_was_full() for _ in range(3)] == [True, True, True]
+    slots.limit = 8
+    assert not slots.take_was_full()
+
+
 async def test_busy_and_idle() -> None:
     slots = Slots(4)
     assert await slots.wait_idle(1.0)
