@@ -201,27 +201,33 @@ class Shared(EngineLimits, frozen=True, kw_only=True):
 
 
 class BlackBox(Table, frozen=True, kw_only=True):
-    """Directory in, results out: the user's own evaluation, in its own process."""
+    """An evaluator of your own, in a process of its own: exactly one of class and command."""
 
-    #: ``module:Class`` with ``evaluate_checkpoint``; or ``command``.
+    #: "module:Class", see ``evald.blackbox.CheckpointEvaluator``.
     class_: str | None = msgspec.field(default=None, name="class")
-    #: a program for each point; ``{dir}``, ``{step}``, ``{run}``, ``{revision}``, ``{output}``.
+    #: words; {dir}, {step}, {run}, {revision}, {record_id}, {output_dir} (an empty directory) and
+    #: {output} (a JSON file in it, to be written) are filled in, {{word}} stands for {word}.
+    #: Exit code 0: done; 75: skipped; any other: crashed.
     command: list[str] | None = None
-    #: interpreter for ``class``; None: the daemon's own.
-    python: str | None = None
-    #: handed to the class.
+    #: given to the class.
     config: dict[str, Any] = {}
-    #: base model whose tensors snapshots must have; None: they are not compared.
-    model: str | None = None
-    #: one point.
+    #: interpreter that runs the class; None: the daemon's own.
+    python: str | None = None
+    #: working directory; modules of the class are found there, too.
+    cwd: Text = "."
+    #: one point; what is not done by then is killed and skipped with reason "deadline".
     timeout_s: Seconds = 7200.0
-    #: construction of the class.
+    #: from launch until the class is constructed.
     start_timeout_s: Seconds = 1800.0
-    #: SIGTERM to SIGKILL.
-    stop_grace_s: Seconds = 10.0
-    #: environment variables that it inherits beside the built-in list.
+    #: SIGTERM to SIGKILL; dispose() has this long.
+    stop_grace_s: Annotated[float, Meta(ge=0)] = 30.0
+    #: environment variables that the process inherits beside the built-in list.
     pass_env: list[str] = []
-    #: log files kept.
+    #: environment variables to set.
+    env: dict[str, str] = {}
+    #: local directory of the base model, whose tensors snapshots must have; None: not compared.
+    model: str | None = None
+    #: logs and output directories that are kept.
     keep_logs: Positive = 10
 
 

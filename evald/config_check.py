@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from evald.config import Attached, Config, EvalSet, Fleet, Shared
+from evald.config import Attached, BlackBox, Config, EvalSet, Fleet, Shared
 
 
 def cross_check(config: Config) -> list[str]:
@@ -54,7 +53,7 @@ def _check_posture(config: Config) -> list[str]:
     if config.fleet is not None:
         return _check_fleet(config.fleet)
     if config.blackbox is not None:
-        return _check_blackbox(config)
+        return _check_blackbox(config.blackbox, config)
     if config.attached is not None:
         return _check_urls("attached", config.attached) + _check_attached(config.attached)
     return _check_urls("shared", config.shared) if config.shared is not None else []
@@ -79,17 +78,10 @@ def _check_fleet(fleet: Fleet) -> list[str]:
     return problems
 
 
-def _check_blackbox(config: Config) -> list[str]:
-    problems = []
-    blackbox = config.blackbox
-    if blackbox is None or (blackbox.class_ is None) == (blackbox.command is None):
-        problems.append("blackbox: set exactly one of class, command")
-    elif blackbox.class_ is not None and not re.fullmatch(r"[\w.]+:\w+", blackbox.class_):
-        problems.append(
-            f"blackbox.class: {blackbox.class_!r} is no class; write it as 'module:Class'"
-        )
-    elif blackbox.command is not None and not blackbox.command:
-        problems.append("blackbox.command: is empty; give the program and its arguments")
+def _check_blackbox(blackbox: BlackBox, config: Config) -> list[str]:
+    from evald.postures.blackbox_config import check_black_box  # noqa: PLC0415 (keeps config light)
+
+    problems = check_black_box(blackbox)
     if config.eval:
         problems.append(
             "eval: a black box measures what it wants, evald has no engine to ask; remove the "

@@ -31,6 +31,8 @@ def resolve_paths(config: Config, base: Path) -> Config:
     sets = [replace(s, path=absolute(s.path)) for s in config.eval]
     config = replace(config, staging=staging, results=results, status=status, eval=sets)
     posture = config.posture
+    if isinstance(posture, BlackBox):
+        posture = replace(posture, cwd=absolute(posture.cwd))
     if isinstance(posture, Fleet | BlackBox):
         posture = replace(posture, python=program(posture.python))
     if posture.model is not None:

@@ -77,7 +77,7 @@ class Daemon:
         async with AsyncExitStack() as stack:
             ledger = Ledger.open(config.results)
             stack.callback(ledger.close)
-            posture = build_posture(config, self._checked.sets)
+            posture = build_posture(config, self._checked)
             stack.push_async_callback(posture.close)
             retention = Retention(config.staging, on_alert=self._alert)
             measure = Measure(config.dispatch, posture=posture, marker=config.staging.marker)
@@ -161,7 +161,7 @@ class Daemon:
         config = self._config
         if config.model_dir is None or not config.eval:
             return
-        job = Job(config.eval, config.model_dir, config.context_len)
+        job = Job(config.eval, str(config.model_dir), self._checked.context_len(config))
         for note in await check_prompts_apart(job):
             log.warning("prompts", note=note)
 

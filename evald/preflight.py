@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from evald.config import Attached, Config, Shared
+from evald.engines.prepare import FleetPlan, prepare_fleet
 from evald.errors import ConfigError, InvalidSnapshot, LedgerError
 from evald.evals.sets import LoadedSet, load_set
 from evald.results.modes import Modes
@@ -37,13 +38,20 @@ class Preflight(msgspec.Struct, frozen=True, kw_only=True):
     sets: list[LoadedSet]
     #: None: a black box whose config names no model.
     base: BaseModel | None
+    #: the engines to start, with all that they are launched with; None: another posture.
+    fleet: FleetPlan | None = None
     notes: list[str]
+
+    def context_len(self, config: Config) -> int | None:
+        """Tokens of a prompt with its answer, if the engines are told; else the model's own."""
+        return config.context_len if self.fleet is None else self.fleet.context_len
 
 
 def preflight(config: Config) -> Preflight:
-    """Load data sets and the base model's shapes, look at disks and rights.
+    """Load data sets and the base model's shapes, plan the engines, look at disks and rights.
 
-    Raises ConfigError with one sentence for each fault that would stop the daemon's work.
+    Blocks; not for a thread that runs an event loop. Raises ConfigError with one sentence for each
+    fault that would stop the daemon's work.
     """
     problems: list[str] = []
     sets = []
@@ -62,9 +70,16 @@ def preflight(config: Config) -> Preflight:
         Modes.of(config.results)
     except LedgerError as error:
         problems.append(f"results.group: {error}")
+    fleet = None
+    if config.fleet is not None:
+        try:
+            fleet = prepare_fleet(config.fleet, engines_dir=Path(config.results.dir) / "engines")
+        except ConfigError as error:
+            problems += error.problems
     if problems:
         raise ConfigError(problems)
-    return Preflight(sets=sets, base=base, notes=_notes(config, base))
+    notes = _notes(config, base) + (fleet.notes if fleet is not None else [])
+    return Preflight(sets=sets, base=base, fleet=fleet, notes=notes)
 
 
 def _base_model(config: Config, problems: list[str]) -> BaseModel | None:

@@ -16,6 +16,7 @@ from evald.config import EvalSet
 from evald.errors import ConfigError, EvaldError
 from evald.evals.preparation import check_prompts
 from evald.evals.sets import load_set
+from evald.log import configure_logging
 
 #: encoding hundreds of thousands of prompts takes minutes.
 TIMEOUT_S = 1800.0
@@ -25,7 +26,7 @@ class Job(msgspec.Struct):
     """What to encode; ``context_len`` in tokens."""
 
     sets: list[EvalSet]
-    model_dir: Path
+    model_dir: str
     context_len: int | None
 
 
@@ -64,11 +65,12 @@ async def check_prompts_apart(job: Job) -> list[str]:
 
 def main() -> None:
     """Do one job."""
+    configure_logging("warning")  # to standard error: standard output is for the answer
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=Job)
     answer = Answer()
     try:
         sets = [load_set(eval_set) for eval_set in job.sets]
-        answer.notes = check_prompts(sets, job.model_dir, context_len=job.context_len)
+        answer.notes = check_prompts(sets, Path(job.model_dir), context_len=job.context_len)
     except ConfigError as error:
         answer.problems = error.problems
     sys.stdout.buffer.write(msgspec.json.encode(answer))

@@ -32,11 +32,17 @@ scan_interval_s = 0.5
 dir = "{work}/results"
 [status]
 socket = "{work}/evald.sock"
+{posture}
+{sets}
+"""
+_FLEET = """
 [fleet]
 model = "{model}"
 device = "cpu"
 stop_grace_s = 5
 {fleet}
+"""
+_SETS = """
 [defaults]
 grader = "boxed_exact"
 max_response_len = 16
@@ -70,6 +76,7 @@ class Rig:
     """Directories, a config, and at most one running daemon.
 
     ``python``: the engines' interpreter (a fake one: ``write_fake_python``); None: real SGLang.
+    ``posture``: another table than [fleet], with ``{model}`` in it; ``sets``: with eval sets.
     """
 
     def __init__(
@@ -80,6 +87,8 @@ class Rig:
         model: Path | None = None,
         questions: int = 10,
         label: str = "7",
+        posture: str = "",
+        sets: bool = True,
         **tables: str,
     ) -> None:
         self.work = work
@@ -98,10 +107,12 @@ class Rig:
             _CONFIG.format(
                 root=self.root,
                 work=work,
-                model=self.model,
+                posture=(posture or _FLEET.replace("{fleet}", fleet)).replace(
+                    "{model}", str(self.model)
+                ),
+                sets=_SETS.format(work=work) if sets else "",
                 staging=tables.get("staging", ""),
                 dispatch=tables.get("dispatch", ""),
-                fleet=fleet,
             )
         )
         self.results = work / "results" / "results.jsonl"

@@ -15,6 +15,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the resolved config and what a person should know; ConfigError on a bad one."""
     from evald.config_load import dump_config, load_config
+    from evald.engines.prepare import explain_fleet
     from evald.evals.preparation import check_prompts
     from evald.preflight import preflight
 
@@ -22,12 +23,17 @@ def run(args: argparse.Namespace) -> int:
     checked = preflight(config)
     for line in _lines(dump_config(config)):
         print(line)
+    if config.fleet is not None and checked.fleet is not None:
+        print()
+        for line in explain_fleet(config.fleet, checked.fleet):
+            print(line)
     print()
     for loaded in checked.sets:
         print(f"eval set {loaded.eval_set.name}: {len(loaded.questions)} questions")
     prompts = []
     if config.model_dir is not None:
-        prompts = check_prompts(checked.sets, config.model_dir, context_len=config.context_len)
+        context_len = checked.context_len(config)
+        prompts = check_prompts(checked.sets, config.model_dir, context_len=context_len)
     for note in [*checked.notes, *prompts]:
         print(note)
     print("config is good")

@@ -63,7 +63,7 @@ async def _evaluate(config: Config, directory: Path, step: int) -> PointRecord:
     from evald.staging.digest import fingerprint
     from evald.staging.intake import check_snapshot
 
-    checked = preflight(config)
+    checked = await asyncio.to_thread(preflight, config)
     marker = config.staging.marker
     key = PointKey(config.run, step)
     try:
@@ -84,7 +84,7 @@ async def _evaluate(config: Config, directory: Path, step: int) -> PointRecord:
     fault = await asyncio.to_thread(check_snapshot, config.staging, directory, checked.base)
     if fault is not None:
         return skipped_record(point, "invalid_snapshot", fault)
-    posture = build_posture(config, checked.sets)
+    posture = build_posture(config, checked)
     engines = asyncio.create_task(posture.run(), name="engines")
     turn = asyncio.Event()
     turn.set()

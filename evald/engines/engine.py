@@ -136,6 +136,11 @@ class Engine:
         """Whether the engine is on its way to ``order``, a start on it included."""
         return self.pinning is order or (self.alive and self.order is order)
 
+    @property
+    def starting_on(self) -> Order | None:
+        """The order whose snapshot the server is being started on; None: on no snapshot."""
+        return self.pinning if self.state is State.STARTING else None
+
     def connected_api(self) -> EngineAPI:
         """Return the API of the running server; raises EngineUnreachable when there is none."""
         if self.api is None:
@@ -162,8 +167,7 @@ class Engine:
             return
         self.order = order
         self.woken.set()
-        starting_on = self.pinning if self.state is State.STARTING else None
-        if order is not None and starting_on is not None and starting_on is not order:
+        if order is not None and self.starting_on not in (None, order):
             self._recall("another snapshot is wanted")
         if order is None and self.upkeep.on_demand and self.state is State.STARTING:
             self._recall("no point wants it any more")

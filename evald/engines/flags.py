@@ -14,14 +14,21 @@ import msgspec
 
 from evald.config import Fleet
 from evald.engines.argument import ServerArguments
-from evald.engines.plan import EnginePlan
+from evald.engines.plan import CPU_FLAGS, DEFAULT_FLAGS, EnginePlan
 from evald.engines.settings import command_line
 from evald.engines.sglang_table import check_sglang_table
 from evald.errors import ConfigError
 
 CPU_LAUNCHER = Path(__file__).parent / "cpu_mode" / "launch.py"
 
-__all__ = ["LaunchCommand", "check_sglang_table", "engine_env", "launch_command"]
+__all__ = [
+    "CPU_FLAGS",
+    "DEFAULT_FLAGS",
+    "LaunchCommand",
+    "check_sglang_table",
+    "engine_env",
+    "launch_command",
+]
 
 #: variables that engines inherit; beside them, [fleet] pass_env.
 INHERITED = frozenset({

@@ -4,11 +4,14 @@ Two ideas of congestion control on networks, with a server's queue and KV cache 
 step stays only if the delivered rate confirms it, else the old limit comes back and the next try
 comes later (BBR: Cardwell et al., CACM 2017; doubling at first: slow start, Jacobson, SIGCOMM
 1988); and a full cache cuts by a factor at once (multiplicative decrease: Chiu and Jain, 1989).
+
+Rates are noisy, so the noise is measured too: while it is large, only large steps are tried, and
+the rate must change by more than the noise, up to half of what the limit changed by. Nothing but
+pressure lowers a limit: while nothing queues, one that is too high only makes answers slower, and
+one that is too low wastes the engine.
 """
 
 from __future__ import annotations
-
-import enum
 
 import msgspec
 
@@ -17,24 +20,29 @@ START_LIMIT = 32
 #: the bound where none is configured: connections cost both sides, and no server runs more at once.
 MOST = 512
 
-#: a step is worth it when the rate gains this share of what the limit gains (or loses no more).
-MIN_GAIN = 0.1
-#: steps up: until the first that was not worth it, and afterwards; smaller ones tell nothing.
-FAST_STEP, SLOW_STEP, LEAST_STEP = 2.0, 1.25, 1.1
-#: steps down: the largest when requests queue on the server; when the rate has dropped.
-QUEUE_STEP, DROP_STEP = 0.7, 0.5
-#: a rate below this share of the one before is a drop, not noise.
-DROP = 0.7
+#: a step is worth it when the rate gains this share of what the limit gains (or loses no more);
+#: with noise more, up to the second.
+MIN_GAIN, MAX_GAIN = 0.1, 0.5
+#: noise of a comparison that the rate must exceed; how fast its average follows.
+NOISE_MARGIN, NOISE_RATE = 1.5, 0.3
+#: steps up: the first, and smaller ones after steps that were not worth it.
+STEPS = (2.0, 1.5, 1.25)
+#: the least step up that the KV cache must leave room for: a smaller one tells nothing.
+LEAST_STEP = 1.1
+#: largest step down when requests queue on the server.
+QUEUE_STEP = 0.7
 #: rounds without another step after one that was not worth it; doubles from the first to the last.
-FIRST_HOLD, LAST_HOLD = 8, 64
+FIRST_HOLD, LAST_HOLD = 4, 64
 #: a queue of this share of what runs only keeps the server supplied.
 QUEUE_SHARE, LEAST_QUEUE = 0.1, 2
 #: used share of the KV cache beyond which running requests may be thrown out and done again.
 KV_HIGH, KV_STEP = 0.95, 0.85
+#: a step up aims below that: answers go on growing.
+KV_AIM = 0.9
 #: looks in a row that make a pressure; looks without demand that end an experiment.
 QUEUE_LOOKS, KV_LOOKS, SLACK_LOOKS = 3, 2, 3
-#: measured looks that make a round.
-ROUND_LOOKS = 2
+#: measured looks that make a round; turns of the samples in flight that make a rate of answers.
+ROUND_LOOKS, TURNS = 3, 3
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,17 +85,18 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
 class Rates(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens/s of one round by two measures; None where one cannot tell."""
 
-    #: of answers that arrived: needs a whole turn of the samples in flight.
+    #: of answers that arrived: needs some turns of the samples in flight.
     completed: float | None
     #: by the server's account: sooner, where answers are long.
     decoded: float | None
 
     def over(self, other: Rates | None) -> float | None:
-        """Divide by another round's rates, in a measure that both have."""
+        """Divide by another round's rates, on average of the measures that both have."""
         if other is None:
             return None
         pairs = (self.completed, other.completed), (self.decoded, other.decoded)
-        return next((new / old for new, old in pairs if new is not None and old), None)
+        gains = [new / old for new, old in pairs if new is not None and old]
+        return sum(gains) / len(gains) if gains else None
 
 
 class _Round:
@@ -115,23 +124,14 @@ class _Round:
         """Tell the rates once there are any."""
         if self._looks < ROUND_LOOKS:
             return None
-        turned = self._answers >= limit and self._elapsed_s > 0
+        turned = self._answers >= TURNS * limit and self._elapsed_s > 0
         completed = self._tokens / self._elapsed_s if turned else None
-        told = len(self._decoded) == self._looks
-        decoded = sum(self._decoded) / self._looks if told else None
+        # a look at a moment without work has no rate
+        told = 2 * len(self._decoded) >= self._looks
+        decoded = sum(self._decoded) / len(self._decoded) if told else None
         if completed is None and decoded is None:
             return None
         return Rates(completed=completed, decoded=decoded)
-
-
-class Try(enum.Enum):
-    """Why another limit is tried."""
-
-    MORE = "more"
-    #: requests wait on the server.
-    QUEUE = "queue"
-    #: the rate has dropped by itself.
-    DROP = "drop"
 
 
 class LimitSearch:
@@ -143,9 +143,11 @@ class LimitSearch:
         self.limit = min(start, self._most)
         self._base = self.limit
         self._base_rates: Rates | None = None
-        self._trying: Try | None = None
         self._round = _Round()
-        self._step = FAST_STEP
+        #: index of the next step up.
+        self._step = 0
+        #: by how much, as a share, two rounds at one limit differ.
+        self._noise = 0.0
         #: rounds to wait before the next step up and down.
         self._hold_up = self._hold_down = 0
         self._next_hold = FIRST_HOLD
@@ -173,7 +175,7 @@ class LimitSearch:
     def forget(self) -> None:
         """Keep the limit that was found, but compare nothing with what was measured before."""
         self._move(self._base)
-        self._trying = self._base_rates = None
+        self._base_rates = None
         self._queue_looks = self._kv_looks = self._slack_looks = 0
 
     def _slacken(self) -> None:
@@ -186,63 +188,71 @@ class LimitSearch:
     def _end_round(self, rates: Rates, load: Load | None) -> None:
         self._round = _Round()
         gain = rates.over(self._base_rates)
-        if self._trying is None:
-            self._base_rates = rates
-            dropped = gain is not None and gain < DROP
+        if self.limit == self._base:
+            if gain is not None:
+                self._noise += NOISE_RATE * (min(abs(gain - 1), 1.0) - self._noise)
             self._hold_up, self._hold_down = max(self._hold_up - 1, 0), max(self._hold_down - 1, 0)
-        elif gain is not None and gain >= 1 + MIN_GAIN * (self.limit / self._base - 1):
-            self._base, self._base_rates = self.limit, rates
-            self._next_hold = max(self._next_hold // 2, FIRST_HOLD)
-            # down: the rate did not need the rest, perhaps not what is left either
-            dropped = self._trying is Try.DROP
-            if self._trying is not Try.MORE:
-                self._step, self._hold_up = SLOW_STEP, FIRST_HOLD
+        elif gain is not None and self._worth_it(gain):
+            self._keep()
         else:
             self._go_back()
             return
-        self._trying = None
-        self._try_next(load, dropped=dropped)
+        self._base_rates = rates
+        self._try_next(load)
 
-    def _try_next(self, load: Load | None, *, dropped: bool) -> None:
-        """Begin the next experiment, if there is a reason for one."""
-        if dropped:
-            self._try(Try.DROP, DROP_STEP)
-        elif load is not None and self._queue_looks >= QUEUE_LOOKS:
-            if self._hold_down == 0:
-                # what runs now is enough, and a few that keep it supplied
-                enough = load.running + max(1.0, QUEUE_SHARE / 2 * load.running)
-                self._try(Try.QUEUE, min(max(enough / self._base, QUEUE_STEP), 1.0))
-        elif self._hold_up == 0 and not self._queue_looks:
-            room = (
-                KV_HIGH / load.token_usage if load is not None and load.token_usage else FAST_STEP
-            )
-            if room >= LEAST_STEP:
-                self._try(Try.MORE, min(self._step, room))
+    def _worth_it(self, gain: float) -> bool:
+        """Up: the rate must rise with the limit; down: it must not fall with it."""
+        change = self.limit / self._base - 1
+        least, most = MIN_GAIN * abs(change), MAX_GAIN * abs(change)
+        margin = min(max(NOISE_MARGIN * self._noise, least), most)
+        return gain >= (1 + margin if change > 0 else 1 - margin)
 
-    def _try(self, why: Try, step: float) -> None:
-        wanted = self._base * step
-        # a small limit moves by at least one
-        self._move(int(max(wanted, self._base + 1) if step > 1 else min(wanted, self._base - 1)))
-        self._trying = why if self.limit != self._base else None
+    def _keep(self) -> None:
+        self._next_hold = max(self._next_hold // 2, FIRST_HOLD)
+        if self.limit > self._base:
+            self._step = max(self._step - 1, 0)
+        else:
+            self._step, self._hold_up = len(STEPS) - 1, FIRST_HOLD
+        self._base = self.limit
 
     def _go_back(self) -> None:
         """Undo what was not worth it, and wait longer before the next try."""
-        if self._trying is Try.MORE:
-            self._step, self._hold_up = SLOW_STEP, self._next_hold
+        if self.limit > self._base:
+            self._step = min(self._step + 1, len(STEPS) - 1)
+            self._hold_up = self._next_hold
         else:
             self._hold_down = self._next_hold
         self._next_hold = min(2 * self._next_hold, LAST_HOLD)
-        self._trying = None
         self._move(self._base)
+
+    def _try_next(self, load: Load | None) -> None:
+        """Begin the next experiment, if there is a reason for one."""
+        if load is not None and self._queue_looks >= QUEUE_LOOKS:
+            if self._hold_down == 0:
+                # what runs now is enough, and a few that keep it supplied
+                enough = load.running + max(1.0, QUEUE_SHARE / 2 * load.running)
+                wanted = max(enough, QUEUE_STEP * self._base)
+                self._move(int(min(wanted, self._base - 1)))
+        elif self._hold_up == 0 and not self._queue_looks:
+            step, used = self._next_step(), 0.0 if load is None else load.token_usage
+            if used * step > KV_AIM:
+                step = KV_AIM / used
+            if step >= LEAST_STEP:
+                self._move(int(max(step * self._base, self._base + 1)))
+
+    def _next_step(self) -> float:
+        """Choose the step that is due, or the smallest larger one that noise does not hide."""
+        visible = (
+            s for s in STEPS[self._step :: -1] if MAX_GAIN * (s - 1) >= NOISE_MARGIN * self._noise
+        )
+        return next(visible, STEPS[0])
 
     def _cut(self) -> None:
         """Give way to a full KV cache without a verdict: what it throws out is done twice."""
         # a step up is undone, else the limit that has been good so far is too much by now
-        cut = self._base if self.limit > self._base else int(self.limit * KV_STEP)
-        self._move(cut)
-        self._base = self.limit
-        self._trying = self._base_rates = None
-        self._step, self._hold_up, self._kv_looks = SLOW_STEP, FIRST_HOLD, 0
+        self._move(self._base if self.limit > self._base else int(self.limit * KV_STEP))
+        self._base, self._base_rates = self.limit, None
+        self._step, self._hold_up, self._kv_looks = len(STEPS) - 1, FIRST_HOLD, 0
 
     def _move(self, limit: int) -> None:
         self.limit = max(1, min(limit, self._most))

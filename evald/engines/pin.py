@@ -175,7 +175,9 @@ class Loading:
         try:
             served = await served_version(api)
             if served != version:
-                raise PinFailed(stage, f"the engine says it serves {served!r}, not {version!r}")
+                raise PinFailed(
+                    stage, f"the engine says it serves {served!r} instead of {version!r}"
+                )
             stage = PinStage.CHECKSUM
             checksum = await api.weights_checksum(self.timeout_s)
             self.checksums.check(f"{digest}/{layout}", checksum)

@@ -19,16 +19,25 @@ class Probes:
         self._engine = engine
         self._api = api
         self._failed = 0
+        #: until the next probe is due.
+        self.wait_s = engine.limits.probe_interval_s
 
     def forget(self) -> None:
         """Start to count again: something else has shown that the server works."""
         self._failed = 0
+        self.wait_s = self._engine.limits.probe_interval_s
 
     async def probe(self) -> str:
         """Probe once; what is wrong when it was once too often, else an empty string."""
+        limits = self._engine.limits
+        began = self._engine.clock()
         failure = await self._failure()
+        took_s = self._engine.clock() - began
         self._failed = self._failed + 1 if failure else 0
-        if self._failed < self._engine.limits.probe_failures:
+        # a server that hangs is not given another interval; one that refuses is given time
+        again_s = max(limits.probe_timeout_s - took_s, 0.0)
+        self.wait_s = min(limits.probe_interval_s, again_s if failure else float("inf"))
+        if self._failed < limits.probe_failures:
             return ""
         return f"{self._failed} health probes in a row failed: {failure}"
 

@@ -66,6 +66,8 @@ class Supervisor:
         self._attempt = 0
         self._alive_since: float | None = None
         self._layout = ""
+        #: why the last life ended, if it was not planned.
+        self._trouble = ""
         #: the order that the server was started on, and with which version.
         self._booted: tuple[Order, str] | None = None
 
@@ -74,9 +76,7 @@ class Supervisor:
         engine = self._engine
         try:
             while True:
-                while self._upkeep.on_demand and engine.order is None:
-                    engine.woken.clear()
-                    await engine.woken.wait()
+                await self._until_wanted()
                 ending = await self._live()
                 if ending.state is not State.STOPPED:
                     await self._pause_after(ending)
@@ -84,9 +84,19 @@ class Supervisor:
             if engine.state is not State.QUARANTINED and engine.state is not State.STOPPED:
                 engine.machine.transition(State.STOPPED)
 
+    async def _until_wanted(self) -> None:
+        """Wait for a point, where the server is left alone without one."""
+        engine = self._engine
+        while self._upkeep.on_demand and engine.order is None:
+            engine.woken.clear()
+            if engine.state is not State.STOPPED:
+                engine.machine.transition(State.STOPPED, self._trouble)
+            await engine.woken.wait()
+
     async def _pause_after(self, ending: Ending) -> None:
         """Wait before the next life, or for an operator if there were too many."""
         engine = self._engine
+        self._trouble = ending.detail
         healthy_s = 0.0 if self._alive_since is None else engine.clock() - self._alive_since
         wait_s = self._policy.next_wait_s(healthy_s, blamed=ending.blamed)
         engine.restarts = self._policy.restarts
@@ -111,7 +121,8 @@ class Supervisor:
         engine.distrusted = ""
         engine.recalled.clear()
         boot = await self._plan()
-        engine.machine.transition(State.STARTING, f"attempt {self._attempt}")
+        before = f"; before: {self._trouble}" if self._trouble else ""
+        engine.machine.transition(State.STARTING, f"attempt {self._attempt}{before}")
         try:
             launched = await self._launcher.launch(self._attempt, boot)
         except (EvaldError, OSError) as error:
@@ -162,6 +173,8 @@ class Supervisor:
                 await asyncio.wait((serve,), timeout=DEATH_NOTICE_S)
             if serve.done():
                 return serve.result()
+            if limit.done():
+                limit.result()  # raises what only a bug can raise
             if not exited.done():
                 return self._ended(State.STOPPED, engine.recall_reason)
             detail = f"process ended with code {process.returncode}; see {launched.log}"
@@ -181,25 +194,32 @@ class Supervisor:
         api, engine.api = engine.api, None
         engine.pinned = engine.weight_version = None
         if api is not None:
-            rids = api.cut(f"engine {engine.name} is taken down")
             try:
-                async with asyncio.timeout(STOP_ABORT_TIMEOUT_S):
-                    if not self._upkeep.owned:
-                        # what others asked for stays; earlier aborts are under way
-                        await asyncio.gather(api.abort_quietly(rids), *engine.aborts)
-                    elif launched.process.returncode is None:
-                        # SIGTERM lets requests finish without a deadline of its own
-                        await api.abort()
-            except (EngineError, TimeoutError):
-                log.info("aborts_unanswered", engine=engine.name)
-            for task in engine.aborts:
-                task.cancel()
-            await api.close()
+                await self._abort_all(api, launched)
+            finally:
+                for task in engine.aborts:
+                    task.cancel()
+                await api.close()
         try:
             await launched.process.stop(self._upkeep.stop_grace_s)
         except EvaldError as error:
             log.error("engine_not_stopped", engine=engine.name, detail=str(error))  # noqa: TRY400
             # (no traceback: the sentence is complete)
+
+    async def _abort_all(self, api: EngineAPI, launched: Launched) -> None:
+        """Let nothing run on for nobody; requests that wait fail at once, and find others."""
+        engine = self._engine
+        rids = api.cut(f"engine {engine.name} is taken down")
+        try:
+            async with asyncio.timeout(STOP_ABORT_TIMEOUT_S):
+                if not self._upkeep.owned:
+                    # what others asked for stays; earlier aborts are under way
+                    await asyncio.gather(api.abort_quietly(rids), *engine.aborts)
+                elif launched.process.returncode is None and self._alive_since is not None:
+                    # SIGTERM lets requests finish without a deadline of its own
+                    await api.abort()
+        except (EngineError, TimeoutError):
+            log.info("aborts_unanswered", engine=engine.name)
 
     def _ended(self, state: State, detail: str, *, blamed: bool = False) -> Ending:
         engine = self._engine
@@ -213,7 +233,7 @@ class Supervisor:
         ending = await self._start(api, launched)
         if ending is not None:
             return ending
-        engine.was_ready = True
+        engine.was_ready, self._trouble = True, ""
         engine.machine.transition(State.READY)
         probes = Probes(engine, api)
         while True:
@@ -228,7 +248,7 @@ class Supervisor:
                 if ending is not None:
                     return ending
                 probes.forget()
-            elif not await _set_within(engine.woken, self._limits.probe_interval_s):
+            elif not await _set_within(engine.woken, probes.wait_s):
                 failure = await probes.probe()
                 if failure:
                     return self._ended(State.UNHEALTHY, failure)

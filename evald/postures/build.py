@@ -6,23 +6,26 @@ from pathlib import Path
 
 from evald.config import Config
 from evald.evals.evaluator import Evaluator
-from evald.evals.sets import LoadedSet
 from evald.postures.contract import Engines, Posture
 from evald.postures.evaluated import EvaluatedPosture
+from evald.preflight import Preflight
+from evald.results.modes import Modes
 
 
-def build_posture(config: Config, sets: list[LoadedSet]) -> Posture:
+def build_posture(config: Config, checked: Preflight) -> Posture:
     """Build the posture; whether evald starts engines at all is decided here and nowhere else."""
     results_dir = Path(config.results.dir)
     if config.blackbox is not None:
         from evald.postures.blackbox import BlackBoxPosture  # noqa: PLC0415 (only where it is used)
 
-        return BlackBoxPosture(config.blackbox, results=config.results)
+        return BlackBoxPosture(
+            config.blackbox, results_dir=results_dir, modes=Modes.of(config.results)
+        )
     engines: Engines
     if config.fleet is not None:
         from evald.postures.fleet import fleet_engines  # noqa: PLC0415 (only where it is used)
 
-        engines = fleet_engines(config.fleet, results_dir)
+        engines = fleet_engines(config.fleet, results_dir, plan=checked.fleet)
     elif config.attached is not None:
         from evald.postures.attached import attached_engines  # noqa: PLC0415 (only where it is used)
 
@@ -34,10 +37,10 @@ def build_posture(config: Config, sets: list[LoadedSet]) -> Posture:
     else:
         raise ValueError("the config has no posture")
     evaluator = Evaluator(
-        sets,
+        checked.sets,
         dispatch=config.dispatch,
         results=config.results,
         model_dir=Path(config.posture.model or ""),
-        context_len=config.context_len,
+        context_len=checked.context_len(config),
     )
     return EvaluatedPosture(engines, evaluator, loads=config.shared is None)

@@ -28,7 +28,7 @@ from evald.postures.campaign import Campaign
 from evald.postures.changes import Changes
 from evald.postures.contract import GenerateRequest, Generation, Pin, PinTarget
 from evald.postures.front import Front
-from evald.postures.routing import Router
+from evald.postures.routing import Lane, Router
 from evald.status.view import EngineView
 
 log = structlog.get_logger(__name__)
@@ -86,9 +86,10 @@ class EnginePool:
             for engine, member in zip(self._engines, members, strict=True)
         ]
         if front is not None:
-            front.stand_before(self._engines, self._changes)
+            front.stand_before(self._engines, self._changes, most=limits.max_requests)
+        self._lanes: Sequence[Lane] = self._engines if front is None else [front]
         self._router = Router(
-            self._engines if front is None else [front],
+            self._lanes,
             self._engines,
             self._changes,
             alive_timeout_s=limits.alive_timeout_s,
@@ -182,8 +183,8 @@ class EnginePool:
         campaign = self._campaign
         if campaign is None:
             return 1
-        serving = [engine for engine in self._engines if engine.serves(campaign.order)]
-        return max(1, sum(engine.slots.limit for engine in serving))
+        serving = [lane for lane in self._lanes if lane.serves(campaign.order)]
+        return max(1, sum(lane.slots.limit for lane in serving))
 
     def engines(self) -> list[EngineView]:
         """State of each engine."""
@@ -335,8 +336,10 @@ class EnginePool:
         scouts = [engine for engine in self._engines if engine.tries(campaign.order)]
         if not scouts:
             alive = [engine for engine in self._engines if engine.alive]
-            # nobody is: who had the order keeps it, and may start on it again
+            # nobody is: who had the order keeps it, and may start on it again; or who starts on a
+            # snapshot that nobody wants any more
             able = alive or [e for e in self._engines if e.order is campaign.order]
+            able = able or [engine for engine in self._engines if engine.starting_on]
             scouts = sorted(able, key=lambda engine: campaign.has_failed(engine.name))[:1]
         for engine in self._engines:
             engine.give(campaign.order if engine in scouts else None)

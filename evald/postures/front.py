@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import structlog
 
+from evald.engines.adaptive import MOST, AdaptiveLimit
 from evald.engines.api import EngineAPI, EngineError, EngineUnreachable
 from evald.engines.engine import Engine, Order
 from evald.engines.pin import CANARY_IDS, served_version
-from evald.engines.readiness import MAX_LIMIT
 from evald.engines.slots import Slots
 from evald.engines.state import State
 from evald.errors import Unhealthy
@@ -50,12 +51,19 @@ class Front:
         self._wanted = asyncio.Event()
         self._suspects: set[asyncio.Task[None]] = set()
         self.slots = Slots(1)
+        self._limit = AdaptiveLimit(self.slots, engine=self.name)
 
-    def stand_before(self, engines: Sequence[Engine], changes: Changes) -> None:
-        """Take the place in front of ``engines``; ``changes`` wakes who waits for an open route."""
+    def stand_before(
+        self, engines: Sequence[Engine], changes: Changes, *, most: int | None
+    ) -> None:
+        """Take the place in front of ``engines``, each of which takes ``most`` samples at once.
+
+        ``changes`` wakes who waits for an open route.
+        """
         self._engines = engines
         self._changes = changes
         self.slots = Slots(1, changes.notify)
+        self._limit = AdaptiveLimit(self.slots, engine=self.name, most=self._most(most))
 
     # --- what requests need ----------------------------------------------------------------------
 
@@ -75,10 +83,11 @@ class Front:
             raise EngineUnreachable("the router is not in use")
         return self._api
 
-    def credit(self, version: str) -> str:
+    def credit(self, version: str, tokens: int) -> str:
         """Tell whose answer it was: each engine has a version of its own where evald loads."""
+        self._limit.note_tokens(tokens)
         owners = [engine for engine in self._engines if engine.weight_version == version]
-        return owners[0].credit(version) if len(owners) == 1 else self.name
+        return owners[0].credit(version, tokens) if len(owners) == 1 else self.name
 
     def abort_soon(self, rids: list[str]) -> None:
         """Abort at every engine: a router need not know how."""
@@ -101,7 +110,6 @@ class Front:
         if campaign is None:
             return
         serving = [engine for engine in self._engines if engine.serves(campaign.order)]
-        self.slots.limit = max(1, sum(engine.slots.limit for engine in serving))
         names = {engine.name for engine in serving}
         lost, self._serving = self._serving - names, names
         if lost and self._open:
@@ -119,21 +127,30 @@ class Front:
 
     async def run(self) -> None:
         """Probe the route whenever that is wanted, until cancelled."""
-        self._api = EngineAPI(
-            self._url, self._api_key, limit=MAX_LIMIT * max(1, len(self._engines))
-        )
+        api = self._api = EngineAPI(self._url, self._api_key, limit=self._most(None))
         try:
-            while True:
-                await self._wanted.wait()
-                self._wanted.clear()
-                campaign = self._campaign
-                if campaign is not None and not self._open:
-                    await self._probe(self._api, campaign)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._limit.run(self._loads), name="limit:router")
+                while True:
+                    await self._wanted.wait()
+                    self._wanted.clear()
+                    campaign = self._campaign
+                    if campaign is not None and not self._open:
+                        await self._probe(api, campaign)
         finally:
             for task in self._suspects:
                 task.cancel()
-            api, self._api = self._api, None
+            self._api = None
             await api.close()
+
+    def _most(self, each: int | None) -> int:
+        return (each or MOST) * max(1, len(self._engines))
+
+    async def _loads(self) -> dict[str, Any]:
+        """Add up what the engines say of their loads; those that are down say nothing."""
+        apis = [engine.api for engine in self._engines if engine.api is not None]
+        answers = await asyncio.gather(*[api.loads() for api in apis])
+        return {"loads": [rank for answer in answers for rank in answer.get("loads") or []]}
 
     async def _probe(self, api: EngineAPI, campaign: Campaign) -> None:
         """Ask for one token until it comes from the point's weights."""

@@ -4,7 +4,15 @@
 """
 
 from evald.testing.fake_engine import FakeEngine, Fault
-from evald.testing.fake_launcher import FakeLauncher, FakeProcess, write_fake_python
+from evald.testing.fake_launcher import (
+    FakeLauncher,
+    FakeProcess,
+    FakeServer,
+    serve_fake,
+    write_fake_python,
+)
+from evald.testing.fake_router import FakeRouter
+from evald.testing.fake_trainer import FakeTrainer
 from evald.testing.snapshots import (
     Tensor,
     model_tensors,
@@ -18,10 +26,14 @@ __all__ = [
     "FakeEngine",
     "FakeLauncher",
     "FakeProcess",
+    "FakeRouter",
+    "FakeServer",
+    "FakeTrainer",
     "Fault",
     "Tensor",
     "model_tensors",
     "read_safetensors",
+    "serve_fake",
     "write_base_model",
     "write_fake_python",
     "write_safetensors",

@@ -44,6 +44,8 @@ class Fault(enum.StrEnum):
     WRONG_LABEL = "wrong_label"
     #: update: answers success, loads nothing, takes the label.
     LABEL_ONLY = "label_only"
+    #: update: loads, and changes a value on the way (as a broken loader of quantized weights).
+    OTHER_WEIGHTS = "other_weights"
     #: generate: HTTP 200 with a partial text and finish reason "abort".
     ABORT = "abort"
     #: generate: log-probabilities are null.
@@ -82,6 +84,8 @@ class FakeEngine:
         self.requests: list[str] = []
         #: bodies of update_weights_from_disk.
         self.updates: list[dict[str, Any]] = []
+        #: rids of all samples that were asked for, canaries and probes of the route included.
+        self.rids: list[str] = []
         #: rids that were aborted.
         self.aborted: list[str] = []
         self._tensors = _load(model)
@@ -91,6 +95,9 @@ class FakeEngine:
         self._faults: dict[str, deque[Fault]] = defaultdict(deque)
         self._running: dict[str, asyncio.Event] = {}
         self._idle = asyncio.Condition()
+        #: not set: every connection is accepted and nothing is answered, as under SIGSTOP.
+        self.thawed = asyncio.Event()
+        self.thawed.set()
         self.app = web.Application(middlewares=[self._middleware], client_max_size=2**30)
         self.app.add_routes([
             web.get("/health", self._health),
@@ -115,6 +122,10 @@ class FakeEngine:
         """What every prompt is answered with."""
         return _answer(self._tensors)
 
+    def freeze(self) -> None:
+        """Answer nothing any more, until ``thawed`` is set."""
+        self.thawed.clear()
+
     def die(self) -> None:
         """End as a crash would."""
         self._on_death()
@@ -128,6 +139,7 @@ class FakeEngine:
         if self._api_key and request.headers.get("Authorization") != f"Bearer {self._api_key}":
             return web.json_response({"error": "Unauthorized"}, status=UNAUTHORIZED)
         self.requests.append(request.path)
+        await self.thawed.wait()
         fault = self._take(request.path, *GENERAL)
         if fault in (Fault.DIE, Fault.DROP):
             if fault is Fault.DIE:
@@ -189,7 +201,7 @@ class FakeEngine:
         if not _shards(directory):
             message = f"Cannot find any model weights with `{directory}`"
             return web.json_response({"success": False, "message": message}, status=BAD_REQUEST)
-        fault = self._take(request.path, Fault.LABEL_ONLY, Fault.WRONG_LABEL)
+        fault = self._take(request.path, Fault.LABEL_ONLY, Fault.WRONG_LABEL, Fault.OTHER_WEIGHTS)
         if fault is not Fault.LABEL_ONLY:
             try:
                 # as SGLang does: what is absent keeps its old value
@@ -197,6 +209,9 @@ class FakeEngine:
             except (ValueError, struct.error):
                 self.die()
                 return self._drop(request)
+            if fault is Fault.OTHER_WEIGHTS:
+                old = self._tensors[ANSWER_TENSOR]
+                self._tensors[ANSWER_TENSOR] = old._replace(data=bytes(len(old.data)))
             self.model = directory
         if fault is not Fault.WRONG_LABEL and body.get("weight_version"):
             self.weight_version = body["weight_version"]
@@ -222,6 +237,7 @@ class FakeEngine:
     async def _generate(self, request: web.Request) -> web.Response:
         body = await request.json()
         prompts, rids = body["input_ids"], body["rid"]
+        self.rids += rids
         sampling, logprobs = body["sampling_params"], body.get("return_logprob", False)
         if not len(prompts) == len(rids) == len(sampling) or not all(prompts):
             return _error("input_ids, sampling_params and rid must be of one length", BAD_REQUEST)
@@ -246,8 +262,9 @@ class FakeEngine:
             if self.delay_s and not logprobs:
                 async with asyncio.timeout(self.delay_s):
                     await aborted.wait()
+            await self.thawed.wait()
         except TimeoutError:
-            pass
+            await self.thawed.wait()
         finally:
             del self._running[rid]
             async with self._idle:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import secrets
 import signal
+import struct
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple, Protocol
 
 from aiohttp import web
 
-from evald.engines.launcher import Launched
+from evald.engines.launcher import Boot, Launched
 from evald.errors import EvaldError
 from evald.testing.fake_engine import FakeEngine
 
@@ -65,6 +67,29 @@ class FakeProcess:
         self._exited.set()
 
 
+class FakeServer(NamedTuple):
+    """A FakeEngine (or another fake) that is being served in this process."""
+
+    url: str
+    process: FakeProcess
+
+
+class Fake(Protocol):
+    """Anything with an application for aiohttp."""
+
+    app: web.Application
+
+
+async def serve_fake(fake: Fake, port: int = 0) -> FakeServer:
+    """Serve a fake on the loopback interface; port 0: a free one. ``process.stop`` ends it."""
+    runner = web.AppRunner(fake.app, access_log=None, shutdown_timeout=0.1)
+    process = FakeProcess(runner)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    host, bound = runner.addresses[0][:2]
+    return FakeServer(f"http://{host}:{bound}", process)
+
+
 class FakeLauncher:
     """Launches FakeEngines on ``model``; ``engines`` are all that it ever launched, newest last.
 
@@ -82,6 +107,8 @@ class FakeLauncher:
     ) -> None:
         self.engines: list[FakeEngine] = []
         self.processes: list[FakeProcess] = []
+        #: what each launch was told to start on.
+        self.boots: list[Boot | None] = []
         self.refuse: list[str] = []
         self.nonce: str | None = None
         self._model = model
@@ -89,33 +116,37 @@ class FakeLauncher:
         self._delay_s = delay_s
         self._max_running_requests = max_running_requests
 
-    async def launch(self, attempt: int) -> Launched:
-        """Start an engine on a free port of the loopback interface."""
+    async def launch(self, attempt: int, boot: Boot | None = None) -> Launched:
+        """Start an engine on a free port of the loopback interface.
+
+        Weights that cannot be loaded end the process with code 1, as they end SGLang.
+        """
         if self.refuse:
             raise EvaldError(self.refuse.pop(0))
-        nonce = f"launch-{attempt}-{secrets.token_hex(4)}"
+        self.boots.append(boot)
+        nonce = boot.weight_version if boot else f"launch-{attempt}-{secrets.token_hex(4)}"
         api_key = secrets.token_hex(8)
-        engine = FakeEngine(
-            self._model,
-            weight_version=self.nonce or nonce,
-            api_key=api_key,
-            delay_s=self._delay_s,
-            max_running_requests=self._max_running_requests,
-            on_death=lambda: process.end(-signal.SIGKILL),
-        )
-        runner = web.AppRunner(engine.app, access_log=None, shutdown_timeout=0.1)
-        process = FakeProcess(runner)
+        try:
+            engine = FakeEngine(
+                boot.directory if boot else self._model,
+                weight_version=self.nonce or nonce,
+                api_key=api_key,
+                delay_s=self._delay_s,
+                max_running_requests=self._max_running_requests,
+                on_death=lambda: process.end(-signal.SIGKILL),
+            )
+        except (ValueError, OSError, struct.error):
+            process = FakeProcess(web.AppRunner(web.Application()))
+            process.end(1)
+            self.processes.append(process)
+            return Launched(
+                process=process, url="http://127.0.0.1:9", api_key=None, nonce=nonce, log="(no log)"
+            )
         self._configure(engine)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
+        server = await serve_fake(engine)
+        process = server.process
         self.engines.append(engine)
         self.processes.append(process)
-        host, port = runner.addresses[0][:2]
         return Launched(
-            process=process,
-            url=f"http://{host}:{port}",
-            api_key=api_key,
-            nonce=nonce,
-            log="(no log)",
+            process=process, url=server.url, api_key=api_key, nonce=nonce, log="(no log)"
         )

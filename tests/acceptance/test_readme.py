@@ -27,6 +27,7 @@ def blocks(language: str) -> list[str]:
 def test_the_config_is_good() -> None:
     (text,) = blocks("toml")
     config = build_config(tomllib.loads(text), base=Path("/etc/evald"), environ={})
+    assert config.fleet is not None
     assert (config.fleet.engines, config.fleet.gpus_per_engine) == (4, 2)
     assert [s.grader for s in config.eval] == ["boxed_math", "choice"]
     assert config.context_len == 16384

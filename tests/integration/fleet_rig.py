@@ -11,10 +11,13 @@ from typing import Any
 
 from evald.config import Fleet
 from evald.engines.engine import Engine
+from evald.engines.plan import EnginePlan, engine_plan
+from evald.engines.prepare import FleetPlan
 from evald.engines.state import State
 from evald.errors import EvaldError
 from evald.postures.contract import GenerateRequest, Generation, Pin, PinTarget
-from evald.postures.fleet import FleetPosture
+from evald.postures.engine_pool import EnginePool
+from evald.postures.fleet import fleet_engines
 from evald.testing import (
     FakeEngine,
     FakeLauncher,
@@ -27,7 +30,7 @@ _rids = itertools.count()
 class Rig:
     """A running fleet and the fakes behind it."""
 
-    def __init__(self, posture: FleetPosture, launchers: list[FakeLauncher], root: Path) -> None:
+    def __init__(self, posture: EnginePool, launchers: list[FakeLauncher], root: Path) -> None:
         self.posture = posture
         self.launchers = launchers
         self.root = root
@@ -61,6 +64,16 @@ def target_of(directory: Path, step: int) -> PinTarget:
     return PinTarget(run="demo", step=step, digest=f"{step:08x}" * 4, directory=directory)
 
 
+def plan_of(config: Fleet) -> FleetPlan:
+    """Plan a fleet without asking SGLang for its server arguments."""
+    return FleetPlan(engines=engine_plan(config), arguments=None, notes=[])
+
+
+def directory_of(target: PinTarget) -> Path:
+    assert target.directory is not None
+    return target.directory
+
+
 def request(samples: int = 1, timeout_s: float = 10.0) -> GenerateRequest:
     sampling = [
         {"temperature": 0.0, "max_new_tokens": 32, "sampling_seed": i} for i in range(samples)
@@ -80,25 +93,29 @@ async def fleet(
     max_running_requests: int = 128,
     prepare: Callable[[FakeLauncher, int], None] = lambda _launcher, _index: None,
     wait_ready: bool = True,
+    update_test: bool = False,
     **settings: Any,
 ) -> AsyncIterator[Rig]:
     launchers: list[FakeLauncher] = []
 
-    def factory(_name: str, index: int) -> FakeLauncher:
+    def factory(_plan: EnginePlan) -> FakeLauncher:
         launcher = FakeLauncher(
             base,
             configure=configure,
             delay_s=delay_s,
             max_running_requests=max_running_requests,
         )
-        prepare(launcher, index)
+        prepare(launcher, len(launchers))
         launchers.append(launcher)
         return launcher
 
     settings = {"start_timeout_s": 5.0, "load_timeout_s": 5.0, "alive_timeout_s": 5.0} | settings
     config = Fleet(model=str(base), device="cpu", engines=engines, **settings)
     root = base.parent
-    rig = Rig(FleetPosture(config, results_dir=root, launcher_factory=factory), launchers, root)
+    posture = fleet_engines(
+        config, root, plan=plan_of(config), launcher_factory=factory, update_test=update_test
+    )
+    rig = Rig(posture, launchers, root)
     rig.task = asyncio.create_task(rig.posture.run(), name="fleet")
     try:
         if wait_ready:

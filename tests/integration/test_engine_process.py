@@ -21,6 +21,7 @@ import pytest
 from evald.config import Fleet
 from evald.engines import guard, leftovers
 from evald.engines.flags import LaunchCommand, launch_command
+from evald.engines.plan import engine_plan
 from evald.engines.ports import free_port, is_free
 from evald.engines.process import EngineProcess
 
@@ -43,8 +44,10 @@ uvloop.run(main())
 
 def command(model: Path, directory: Path) -> tuple[LaunchCommand, int, str]:
     port, nonce = free_port(), secrets.token_hex(8)
+    fleet = Fleet(model=str(model), device="cpu", engines=1)
     launch = launch_command(
-        Fleet(model=str(model), device="cpu"),
+        fleet,
+        engine_plan(fleet)[0],
         port=port,
         nonce=nonce,
         config_file=directory / "sglang.yaml",

@@ -7,9 +7,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from fleet_rig import fleet, texts
+from fleet_rig import directory_of, fleet, texts
 
 from evald.engines import readiness
+from evald.engines.limit_search import START_LIMIT
 from evald.engines.state import RestartPolicy, State
 from evald.errors import PinViolation, SnapshotGone
 from evald.testing import (
@@ -63,7 +64,7 @@ async def test_first_snapshot_of_a_run_goes_to_one_engine_first(base: Path) -> N
         assert len(pin.weight_versions) == 1
         await rig.until(lambda: len(pin.weight_versions) == 3)
         assert len(set(pin.weight_versions.values())) == 3
-        assert rig.posture.capacity() == 3 * 128
+        assert rig.posture.capacity() == 3 * START_LIMIT
         used = {(await rig.ask(pin))[0].engine for _ in range(2)}
         assert used == {"engine-0"}  # idle engines tie: the first one
         slow = [asyncio.create_task(rig.ask(pin)) for _ in range(6)]
@@ -83,7 +84,7 @@ async def test_second_snapshot_of_a_run_goes_to_all_engines_at_once(base: Path) 
 async def test_truncated_shard_is_blamed_and_the_next_snapshot_served(base: Path) -> None:
     async with fleet(base) as rig:
         bad = rig.target(1)
-        shard = bad.directory / "model.safetensors"
+        shard = directory_of(bad) / "model.safetensors"
         shard.write_bytes(shard.read_bytes()[:-1000])
         with pytest.raises(PinViolation, match=r"2 attempts failed .*base model loads.* load: "):
             await rig.posture.pin(bad)
@@ -175,7 +176,7 @@ async def test_snapshot_blamed_by_two_engines(base: Path) -> None:
 async def test_vanished_snapshot_is_no_ones_fault(base: Path) -> None:
     async with fleet(base) as rig:
         target = rig.target(1)
-        shutil.rmtree(target.directory)
+        shutil.rmtree(directory_of(target))
         with pytest.raises(SnapshotGone, match="vanished"):
             await rig.posture.pin(target)
         assert rig.posture.engines()[0].state == "ready"
@@ -188,7 +189,7 @@ async def test_snapshot_that_vanishes_while_it_loads(base: Path) -> None:
         rig.fake().script(UPDATE, Fault.HANG)
         pinning = asyncio.create_task(rig.posture.pin(target))
         await rig.until(lambda: UPDATE in rig.fake().requests)
-        shutil.rmtree(target.directory)
+        shutil.rmtree(directory_of(target))
         with pytest.raises(SnapshotGone):
             await pinning
         assert rig.posture.engines()[0].restarts == 0

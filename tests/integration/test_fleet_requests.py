@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from fleet_rig import fleet, texts
+from fleet_rig import directory_of, fleet, texts
 
 from evald.engines import readiness
 from evald.engines.state import RestartPolicy
@@ -43,6 +43,28 @@ async def test_dead_engine_is_restarted_pinned_again_and_requests_survive(base: 
         assert texts(answers) == [r"\boxed{1}"] * 8
         assert pin.weight_versions != first  # a fresh label, of the same digest
         assert {a.weight_version for a in answers} == set(pin.weight_versions.values())
+        assert rig.posture.engines()[0].restarts == 1
+
+
+async def test_frozen_engine_loses_its_requests_as_soon_as_that_is_known(base: Path) -> None:
+    async with fleet(
+        base, engines=2, probe_interval_s=0.3, probe_timeout_s=0.2, probe_failures=3
+    ) as rig:
+        pin = await rig.posture.pin(rig.target(1))
+        await rig.until(lambda: len(pin.weight_versions) == 2)
+        rig.fake(0).freeze()
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        # far beyond what it takes: nobody waits for the samples' own deadline
+        asking = [asyncio.create_task(rig.ask(pin, samples=2, timeout_s=60.0)) for _ in range(6)]
+        await rig.until(lambda: rig.engine(0).slots.in_flight > 0)
+        answers = [answer for group in await asyncio.gather(*asking) for answer in group]
+        assert texts(answers) == [r"\boxed{1}"] * 12
+        assert {a.engine for a in answers} == {"engine-1"}
+        # one interval, and as many probes as it takes, one right after the other
+        assert 0.6 <= loop.time() - began < 1.5
+        await rig.until(lambda: len(pin.weight_versions) == 2 and rig.engine(0).alive)
+        assert len(rig.launchers[0].engines) == 2
         assert rig.posture.engines()[0].restarts == 1
 
 
@@ -188,7 +210,7 @@ async def test_requests_give_up_when_the_snapshot_has_vanished_too(base: Path) -
     async with fleet(base) as rig:
         target = rig.target(1)
         pin = await rig.posture.pin(target)
-        shutil.rmtree(target.directory)
+        shutil.rmtree(directory_of(target))
         rig.fake().die()
         with pytest.raises(Unhealthy, match="vanished"):
             await rig.ask(pin)

@@ -9,13 +9,13 @@ import signal
 from pathlib import Path
 
 import pytest
-from fleet_rig import Rig, fleet, texts
+from fleet_rig import Rig, directory_of, fleet, plan_of, texts
 
 from evald.config import Fleet
 from evald.engines import readiness
 from evald.engines.state import RestartPolicy, State
 from evald.errors import EvaldError, PinViolation, Unhealthy
-from evald.postures.fleet import FleetPosture
+from evald.postures.fleet import fleet_engines
 from evald.testing import (
     FakeEngine,
     FakeLauncher,
@@ -94,6 +94,36 @@ async def test_all_quarantined_stops_the_fleet_loudly(base: Path) -> None:
             await rig.task
 
 
+async def test_operator_restarts_an_engine_in_mid_point(base: Path) -> None:
+    async with fleet(base, delay_s=0.3) as rig:
+        pin = await rig.posture.pin(rig.target(1))
+        asking = asyncio.create_task(rig.ask(pin, samples=2))
+        await rig.until(lambda: rig.engine().slots.in_flight == 2)
+        await rig.posture.restart("engine-0")
+        assert texts(await asking) == [r"\boxed{1}"] * 2
+        assert len(rig.launchers[0].engines) == 2
+        assert rig.posture.engines()[0].restarts == 0  # not held against it
+
+
+async def test_operator_releases_an_engine_from_quarantine(base: Path) -> None:
+    def refuse(launcher: FakeLauncher, index: int) -> None:
+        if index == 1:
+            launcher.refuse = ["the driver is broken"] * 5
+
+    async with fleet(base, engines=2, prepare=refuse, wait_ready=False) as rig:
+        await rig.until_state(State.QUARANTINED, 1)
+        pin = await rig.posture.pin(rig.target(1))
+        assert set(pin.weight_versions) == {"engine-0"}
+        with pytest.raises(EvaldError, match="release it instead"):
+            await rig.posture.restart("engine-1")
+        await rig.posture.release("engine-1")
+        await rig.until(lambda: len(pin.weight_versions) == 2)  # it joins the running point
+        with pytest.raises(EvaldError, match="it is serving, not in quarantine"):
+            await rig.posture.release("engine-1")
+        with pytest.raises(EvaldError, match=r"cannot release engine 'x': .* engine-0, engine-1"):
+            await rig.posture.release("x")
+
+
 async def test_pin_gives_up_when_no_engine_is_alive(base: Path) -> None:
     async with fleet(base, alive_timeout_s=0.3) as rig:
         for launcher in rig.launchers:
@@ -123,6 +153,43 @@ async def test_pin_before_the_engine_is_ready_waits_for_it(base: Path) -> None:
         assert texts(await rig.ask(pin)) == [r"\boxed{1}"]
 
 
+async def test_sigstop_in_mid_point(base: Path, tmp_path: Path) -> None:
+    config = Fleet(
+        model=str(base),
+        device="cpu",
+        engines=2,
+        python=str(write_fake_python(tmp_path / "python")),
+        probe_interval_s=0.3,
+        probe_timeout_s=0.5,
+        probe_failures=2,
+        stop_grace_s=0.2,
+        start_timeout_s=30.0,
+        pass_env=["COVERAGE_PROCESS_CONFIG", "COVERAGE_PROCESS_START"],
+    )
+    posture = fleet_engines(config, tmp_path / "results", plan=plan_of(config))
+    rig = Rig(posture, [], tmp_path)
+    task = asyncio.create_task(posture.run(), name="fleet")
+    try:
+        pin = await posture.pin(rig.target(1))
+        await rig.until(lambda: len(pin.weight_versions) == 2, timeout_s=30.0)
+        frozen = posture.engines()[0].pid
+        assert frozen is not None
+        os.kill(frozen, signal.SIGSTOP)
+        answers = await asyncio.gather(*[rig.ask(pin, timeout_s=60.0) for _ in range(6)])
+        assert {a.engine for group in answers for a in group} == {"engine-1"}
+        await rig.until(lambda: posture.engines()[0].state == "serving", timeout_s=30.0)
+        with pytest.raises(ProcessLookupError):
+            os.kill(frozen, 0)
+        assert posture.engines()[0].restarts == 1
+        # no restart of the daemon: the engine serves the same point again, under a new label
+        used = [a for _ in range(2) for a in await rig.ask(pin)]
+        assert texts(used) == [r"\boxed{1}"] * 2
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
 async def test_real_processes_under_guard_with_a_fake_server_in_them(
     base: Path, tmp_path: Path
 ) -> None:
@@ -132,18 +199,19 @@ async def test_real_processes_under_guard_with_a_fake_server_in_them(
         engines=1,
         python=str(write_fake_python(tmp_path / "python")),
         keep_logs=2,
+        max_requests=7,
         stop_grace_s=5.0,
         start_timeout_s=30.0,
         # so that coverage sees the child
         pass_env=["COVERAGE_PROCESS_CONFIG", "COVERAGE_PROCESS_START"],
         sglang={"load_format": "safetensors", "max_running_requests": 7},
     )
-    posture = FleetPosture(config, results_dir=tmp_path / "results")
+    posture = fleet_engines(config, tmp_path / "results", plan=plan_of(config))
     rig = Rig(posture, [], tmp_path)
     task = asyncio.create_task(posture.run(), name="fleet")
     try:
         bad = rig.target(1)
-        shard = bad.directory / "model.safetensors"
+        shard = directory_of(bad) / "model.safetensors"
         shard.write_bytes(shard.read_bytes()[:-1000])
         with pytest.raises(PinViolation, match=r"stage load: .*died of it \(code -9\), see .*log"):
             await posture.pin(bad)

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from evald.config import Fleet
+from evald.config import Fleet, Inherit
 from evald.engines.argument import ServerArguments
 from evald.engines.flags import CPU_FLAGS, DEFAULT_FLAGS, engine_env
-from evald.engines.inherit import Inherit, read_inherited
+from evald.engines.inherit import read_inherited
 from evald.engines.inherit_table import NEEDS_WIDTH, NEVER_INHERITED, NOT_ON_CPU, WIDTHS
 from evald.engines.server_args import STANDIN, ask_server_arguments, default_cache_dir
 from evald.engines.settings import Resolved, check_settings, command_line, resolve_settings

@@ -24,7 +24,8 @@ from evald.point import Outcome
 from evald.results.ledger import Ledger
 from evald.results.records import PointRecord
 from evald.status import client, sockets
-from evald.status.client import NotRunning, fetch_status, find_socket
+from evald.status.client import NotRunning, fetch_status, find_socket, operate
+from evald.status.command import Command
 from evald.status.notify import notify
 from evald.status.server import StatusServer, socket_path
 from evald.status.view import StatusView
@@ -72,7 +73,14 @@ async def serving(config: Config) -> AsyncIterator[StatusServer]:
             cap=2,
         )
 
-    server = StatusServer(socket_path(config), view=view, results_file=config.results_file)
+    async def carry_out(command: Command) -> str:
+        if command.verb == "release":
+            raise EvaldError("cannot release it")
+        return f"did {command.verb} {command.step}"
+
+    server = StatusServer(
+        socket_path(config), view=view, results_file=config.results_file, operate=carry_out
+    )
     await server.start()
     try:
         yield server
@@ -334,3 +342,12 @@ def test_notify_reaches_the_manager(
         monkeypatch.setenv("NOTIFY_SOCKET", "@" + name if abstract else name)
         assert notify("READY=1\nSTATUS=serving")
         assert manager.recv(100) == b"READY=1\nSTATUS=serving"
+
+
+async def test_commands_are_carried_out_or_refused_in_words(place: Path) -> None:
+    async with serving(config_in(place)) as server:
+        assert await operate(server.socket, {"verb": "retry", "step": 4}) == "did retry 4"
+        with pytest.raises(EvaldError, match="cannot release it"):
+            await operate(server.socket, {"verb": "release", "engine": "e"})
+        with pytest.raises(EvaldError, match="cannot understand the command"):
+            await operate(server.socket, {"verb": "explode"})

@@ -55,6 +55,7 @@ def test_minimal_config_resolves_paths_and_defaults() -> None:
     assert config.eval[0].path == "/etc/evald/math.jsonl"
     assert config.staging.keep == 2
     assert config.dispatch.overflow == "backpressure"
+    assert config.fleet is not None
     assert config.fleet.engines == config.fleet.gpus == config.fleet.gpus_per_engine == 1
 
 
@@ -144,9 +145,12 @@ def test_any_two_of_engines_gpus_and_size_give_the_third(
         (posture("attached", pin=False, path_map={"/a": "/b"}), "is of no use with pin = false"),
         (posture("attached", api_key_env="A", api_key_file="b"), "set api_key_env or api_key_file"),
         (posture("shared", eval__0__tokenizer="snapshot"), "[shared] points have no snapshot"),
-        (posture("blackbox", model=...), "blackbox: set exactly one of class, command"),
-        (posture("blackbox", **{"class": "x"}), "write it as 'module:Class'"),
-        (posture("blackbox", command=[]), "blackbox.command: is empty"),
+        (
+            posture("blackbox", model=...),
+            "blackbox: exactly one of class and command must be set, got none",
+        ),
+        (posture("blackbox", **{"class": "x"}), 'must be "module:Class"'),
+        (posture("blackbox", command=[]), "blackbox.command: must name a program"),
         (posture("blackbox", command=["x"]), "a black box measures what it wants"),
         (changed(run="a/b"), "run: "),
     ],
@@ -170,7 +174,7 @@ def test_all_faults_are_reported_together() -> None:
         posture("attached", router="http://b:1", path_map={"/dev/shm": "/mnt"}),
         posture("attached", pin=False),
         posture("shared", pause="http://t/pause", resume="http://t/resume"),
-        posture("blackbox", command=["run", "{dir}"], model=...) | {"eval": ...},
+        posture("blackbox", command=["run", "{dir}", "{output}"], model=...) | {"eval": ...},
         posture("blackbox", **{"class": "pkg.module:Class"}) | {"eval": ...},
     ],
 )

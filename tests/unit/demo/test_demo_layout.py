@@ -86,6 +86,7 @@ def test_the_config_is_good_and_points_into_the_layout(tmp_path: Path) -> None:
     assert config.results_file == layout.ledger
     assert config.staging.root == str(layout.root)
     assert config.staging.keep == 2
+    assert config.fleet is not None
     assert config.fleet.model == str(layout.base)
     assert (config.fleet.device, config.engine_count) == ("cpu", 1)
     assert [Path(s.path) for s in config.eval] == write_eval_sets(layout.data, count=1)

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from evald.config import Fleet
 from evald.engines.api import EngineUnreachable
-from evald.engines.engine import Engine, Order
-from evald.engines.launcher import Launched
-from evald.engines.pin import Checksums, PinFailed, PinStage, Proof
-from evald.engines.readiness import DEFAULT_LIMIT, MAX_LIMIT, own_limit
+from evald.engines.engine import Engine, Order, Upkeep
+from evald.engines.launcher import Boot, Launched
+from evald.engines.pin import PinFailed, PinStage, Proof
+from evald.engines.readiness import layout_of
 from evald.engines.state import RestartPolicy, State
+from evald.engines.supervision import Supervisor
 from evald.errors import EvaldError, SnapshotGone
 from evald.postures.campaign import Campaign
 from evald.postures.changes import Changes
@@ -41,6 +45,9 @@ class Silent:
         del engine, order, error
         return False
 
+    def other_version(self, engine: Engine, order: Order, served: str | None) -> None:
+        pass
+
 
 class Refusing:
     """A launcher that never succeeds."""
@@ -49,54 +56,103 @@ class Refusing:
         self.attempts: list[int] = []
         self.error = error
 
-    async def launch(self, attempt: int) -> Launched:
+    async def launch(self, attempt: int, boot: Boot | None = None) -> Launched:
+        assert boot is None
         self.attempts.append(attempt)
         raise self.error
 
 
-def engine(launcher: Refusing | None = None, name: str = "engine-0") -> Engine:
+def engine(name: str = "engine-0", **upkeep: Any) -> Engine:
     return Engine(
         name,
-        launcher or Refusing(EvaldError("no")),
         Fleet(model="/m", device="cpu", engines=1),
-        checksums=Checksums(),
+        Upkeep(start_timeout_s=5.0, **upkeep),
         events=Silent(),
-        rng=lambda: 0.5,
     )
 
 
+def supervised(one: Engine, launcher: Refusing | None = None) -> Supervisor:
+    return Supervisor(one, launcher or Refusing(EvaldError("no")), rng=lambda: 0.5)
+
+
+async def until_state(one: Engine, state: State) -> None:
+    async with asyncio.timeout(5):
+        while one.state is not state:
+            await asyncio.sleep(0.002)
+
+
+@contextlib.asynccontextmanager
+async def running(supervisor: Supervisor) -> AsyncIterator[None]:
+    task = asyncio.create_task(supervisor.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
 @pytest.mark.parametrize("error", [EvaldError("no interpreter"), OSError("no interpreter")])
-async def test_launches_that_fail_end_in_quarantine(
+async def test_launches_that_fail_end_in_quarantine_until_an_operator_releases_it(
     error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(RestartPolicy, "FIRST_S", 0.001)
     launcher = Refusing(error)
-    one = engine(launcher)
-    await one.run()
-    assert launcher.attempts == [1, 2, 3, 4, 5]
-    view = one.view()
-    assert view.state == "quarantined"
-    assert view.restarts == 5
-    assert view.detail == "cannot launch: no interpreter"
-    assert view.pid is None
+    one = engine()
+    async with running(supervised(one, launcher)):
+        await until_state(one, State.QUARANTINED)
+        assert launcher.attempts == [1, 2, 3, 4, 5]
+        view = one.view()
+        assert view.restarts == 5
+        assert view.detail == "cannot launch: no interpreter"
+        assert view.pid is None
+        with pytest.raises(EvaldError, match="it is in quarantine; release it instead"):
+            one.restart()
+        one.release()
+        await until_state(one, State.BACKOFF)
+        with pytest.raises(EvaldError, match=r"it is (backoff|starting), not in quarantine"):
+            one.release()
+        await until_state(one, State.QUARANTINED)  # it has its five attempts again
+        assert len(launcher.attempts) == 10
+    assert one.view().state == "quarantined"
 
 
 async def test_cancelled_in_backoff_is_stopped() -> None:
     one = engine()
-    task = asyncio.create_task(one.run())
-    async with asyncio.timeout(5):
-        while one.view().state != "backoff":
-            await asyncio.sleep(0.005)
-    assert not one.alive
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    async with running(supervised(one)):
+        await until_state(one, State.BACKOFF)
+        assert not one.alive
+    assert one.view().state == "stopped"
+
+
+async def test_a_restart_by_hand_does_not_wait_for_the_backoff() -> None:
+    one, launcher = engine(), Refusing(EvaldError("no"))
+    async with running(supervised(one, launcher)):
+        await until_state(one, State.BACKOFF)
+        one.restart()
+        async with asyncio.timeout(0.5):  # the backoff takes 1 s
+            while len(launcher.attempts) < 2:
+                await asyncio.sleep(0.002)
+
+
+async def test_servers_of_others_are_never_quarantined_nor_restarted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(RestartPolicy, "FIRST_S", 0.0001)
+    monkeypatch.setattr(RestartPolicy, "LOOK_AGAIN_S", 0.001)
+    one, launcher = engine(owned=False), Refusing(EvaldError("no"))
+    async with running(supervised(one, launcher)):
+        async with asyncio.timeout(5):
+            while len(launcher.attempts) < 20:
+                await asyncio.sleep(0.002)
+        with pytest.raises(EvaldError, match="evald did not start it"):
+            one.restart()
     assert one.view().state == "stopped"
 
 
 def test_a_bug_in_a_launcher_is_not_swallowed() -> None:
     with pytest.raises(ZeroDivisionError):
-        asyncio.run(engine(Refusing(ZeroDivisionError())).run())
+        asyncio.run(supervised(engine(), Refusing(ZeroDivisionError())).run())
 
 
 async def test_without_a_server_there_is_no_api() -> None:
@@ -106,18 +162,11 @@ async def test_without_a_server_there_is_no_api() -> None:
     one.abort_soon(["q/1/0/"])  # nothing to abort, nothing happens
 
 
-@pytest.mark.parametrize(
-    ("info", "limit"),
-    [
-        ({"internal_states": [{"effective_max_running_requests_per_dp": 128}]}, 128),
-        ({"internal_states": [{"effective_max_running_requests_per_dp": 4096}]}, MAX_LIMIT),
-        ({"internal_states": [{"effective_max_running_requests_per_dp": 40}] * 2}, 80),
-        ({"internal_states": [{}]}, DEFAULT_LIMIT),
-        ({}, DEFAULT_LIMIT),
-    ],
-)
-def test_the_servers_own_limit(info: dict[str, object], limit: int) -> None:
-    assert own_limit(info) == limit
+def test_engines_of_another_layout_are_not_compared() -> None:
+    two = {"tp_size": 2, "pp_size": 1, "dtype": "auto", "port": 1}
+    assert layout_of(two) == layout_of(two | {"port": 2})
+    assert layout_of(two) != layout_of(two | {"tp_size": 4})
+    assert layout_of({})
 
 
 # --- who is to blame ------------------------------------------------------------------------------
@@ -129,8 +178,8 @@ def campaign(*, scouting: bool = False, attempts: int = 2) -> Campaign:
 
 def alive(name: str = "engine-0") -> Engine:
     one = engine(name=name)
-    one._machine.transition(State.STARTING)
-    one._machine.transition(State.READY)
+    one.machine.transition(State.STARTING)
+    one.machine.transition(State.READY)
     return one
 
 
@@ -204,8 +253,8 @@ def test_the_time_without_a_serving_engine_counts_from_its_end() -> None:
     one.note_serving([alive()])
     seen.append(one.down_since)
     serving = alive()
-    serving._machine.transition(State.PINNING)
-    serving._machine.transition(State.SERVING)
+    serving.machine.transition(State.PINNING)
+    serving.machine.transition(State.SERVING)
     serving.pinned = one.order
     one.note_serving([serving])
     seen.append(one.down_since)

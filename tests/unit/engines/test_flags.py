@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from small_sglang import small_sglang
 
 from evald.config import Fleet, Group

@@ -63,3 +63,8 @@ def test_what_is_no_argument(table: dict[str, Any], problem: str) -> None:
 def test_every_fault_has_its_sentence() -> None:
     table = {"host": "0.0.0.0", "nnodes": 2, "dtype": "auto", "ssl_certfile": "x"}  # noqa: S104
     assert len(check_sglang_table(table)) == 3
+
+
+def test_the_sentence_names_the_table() -> None:
+    (sentence,) = check_sglang_table({"port": 1}, "[[fleet.group]] a")
+    assert sentence.startswith("[[fleet.group]] a port = 1 is not allowed")

@@ -24,7 +24,10 @@ GPUS = """\
 1, GPU-ef39a5bb-7eb1-d172-3a3f-79ec410100fb
 """
 PROCESSES = "GPU-ef39a5bb-7eb1-d172-3a3f-79ec410100fb, 564, 1634 MiB, python3\n"
-FIRST, SECOND = "GPU-a58efc59-57ac-fb61-0a4c-1005030eb294", "GPU-ef39a5bb-7eb1-d172-3a3f-79ec410100fb"
+FIRST, SECOND = (
+    "GPU-a58efc59-57ac-fb61-0a4c-1005030eb294",
+    "GPU-ef39a5bb-7eb1-d172-3a3f-79ec410100fb",
+)
 KNOWN = {"0": FIRST, "1": SECOND}
 PROCESS = GpuProcess(gpu=SECOND, pid="564", memory="1634 MiB", name="python3")
 
@@ -126,7 +129,10 @@ def test_a_gpu_is_claimed_only_when_nobody_is_on_it(smi: Smi) -> None:
 @pytest.mark.parametrize(
     ("script", "problem"),
     [
-        ("echo 'NVIDIA-SMI has failed because of the driver.'; exit 9", "failed because of the dri"),
+        (
+            "echo 'NVIDIA-SMI has failed because of the driver.'; exit 9",
+            "failed because of the dri",
+        ),
         ("exit 3", "exit code 3"),
         ("exec /bin/sleep 30", "no answer within 0.2 s; the driver seems to hang"),
     ],

@@ -9,7 +9,7 @@ from small_sglang import small_sglang
 
 from evald.config import Inherit
 from evald.engines.inherit import (
-        Inherited,
+    Inherited,
     check_inherit,
     read_inherited,
     shown_command,

@@ -78,6 +78,11 @@ def limits(search: LimitSearch, server: Server, looks: int) -> list[int]:
         (Server(knee=5000, kv_samples=200), 140, 190, 40),
         (Server(knee=5000, kv_samples=20), 12, 19, 40),
         (Server(knee=5000, cliff=64), 50, 64, 20),
+        # a machine that others work on, too
+        (Server(knee=400, noise=0.5), 400, MOST, 90),
+        (Server(knee=100, noise=0.5), 100, MOST, 90),
+        (Server(knee=5000, kv_samples=200, noise=0.5), 120, 190, 60),
+        (Server(knee=5000, max_running=64, noise=0.5), 64, 140, 60),
     ],
 )
 def test_the_limit_comes_to_the_knee_and_stays(
@@ -104,6 +109,16 @@ def test_what_was_found_is_tried_less_and_less_often() -> None:
     assert len(late) <= len(changes) / 2
 
 
+def test_noise_is_not_taken_for_gain() -> None:
+    ends = []
+    for seed in range(15):
+        search = LimitSearch()
+        noise = random.Random(seed)  # noqa: S311 (noise)
+        ends.append(limits(search, Server(knee=20, noise=0.3, random=noise), 1500)[-1])
+    print(ends)
+    assert sorted(ends)[len(ends) // 2] <= 2 * START_LIMIT
+
+
 @pytest.mark.parametrize("most", [1, 2, 5, 48])
 def test_the_bounds_hold(most: int) -> None:
     search = LimitSearch(most=most)
@@ -124,17 +139,6 @@ def test_a_sudden_slowdown_with_a_queue() -> None:
     assert 32 <= path[-1] <= 40
     server.max_running, server.tokens_per_s = 256, 50.0
     assert max(limits(search, server, 300)) >= 200
-
-
-def test_a_sudden_slowdown_that_only_the_rate_shows() -> None:
-    server, search = Server(knee=400), LimitSearch()
-    limits(search, server, 40)
-    assert search.limit >= 400
-    server.knee = 50
-    path = limits(search, server, 40)
-    print(path)
-    assert path[-1] <= 128
-    assert min(path) >= 25
 
 
 def test_slower_answers_alone_cost_no_concurrency() -> None:
@@ -218,7 +222,7 @@ def test_long_answers_without_metrics_are_waited_for() -> None:
 
 def test_rates_are_compared_in_a_common_measure() -> None:
     both = Rates(completed=100.0, decoded=50.0)
-    assert both.over(Rates(completed=50.0, decoded=50.0)) == 2.0
+    assert both.over(Rates(completed=50.0, decoded=100.0)) == 1.25
     assert Rates(completed=None, decoded=100.0).over(both) == 2.0
     assert Rates(completed=None, decoded=1.0).over(Rates(completed=1.0, decoded=None)) is None
     assert both.over(None) is None

@@ -9,8 +9,10 @@ import pytest
 from evald.engines.pin import (
     CHECKSUMS_KEPT,
     Checksums,
+    Loading,
     PinFailed,
     PinStage,
+    expected_version,
     is_gone,
     new_weight_version,
 )
@@ -59,7 +61,7 @@ async def test_a_directory_that_vanished(tmp_path: Path) -> None:
 
 async def test_slots_bound_what_is_in_flight() -> None:
     left: list[None] = []
-    slots = Slots(4, on_leave=lambda: left.append(None))
+    slots = Slots(4, on_room=lambda: left.append(None))
     assert slots.fits(9)  # larger than the limit: alone
     slots.enter(3)
     assert slots.fits(1)
@@ -72,3 +74,33 @@ async def test_slots_bound_what_is_in_flight() -> None:
     slots.leave(1)
     assert await waiting
     assert len(left) == 2
+
+
+@pytest.mark.parametrize(
+    ("here", "there"),
+    [
+        ("/dev/shm/evald/step_1", "/mnt/stage/step_1"),
+        ("/dev/shm/evald/fast/step_1", "/nvme/step_1"),  # the longest prefix wins
+        ("/dev/shm/evald", "/mnt/stage"),
+        ("/dev/shm/evald2/step_1", "/dev/shm/evald2/step_1"),  # no part of a name
+        ("/other/step_1", "/other/step_1"),
+    ],
+)
+def test_path_map(here: str, there: str) -> None:
+    loading = Loading(
+        load_format="auto",
+        timeout_s=1.0,
+        checksums=Checksums(),
+        path_map={"/dev/shm/evald": "/mnt/stage", "/dev/shm/evald/fast/": "/nvme"},
+    )
+    assert loading.path_there(Path(here)) == there
+
+
+def test_version_that_engines_must_come_to_by_themselves() -> None:
+    assert expected_version(target(40)) == "40"
+    named = PinTarget(run="r", step=40, digest="d", directory=None, weight_version="v40")
+    assert expected_version(named) == "v40"
+
+
+async def test_weights_in_no_directory_are_not_gone() -> None:
+    assert not await is_gone(None)

@@ -8,6 +8,7 @@ from small_sglang import small_sglang
 
 from evald.config import Fleet, Group
 from evald.config_resolve import resolve_engines
+from evald.engines.argument import ServerArguments
 from evald.engines.inherit import Inherited, Setting
 from evald.engines.plan import EnginePlan, engine_plan
 from evald.errors import ConfigError
@@ -133,13 +134,12 @@ def test_a_default_for_one_launch() -> None:
 
 
 def test_what_evald_asks_for_is_left_out_where_sglang_does_not_have_it() -> None:
-    arguments = small_sglang()
-    assert arguments.find("log_level_http") is None
-    (plan,) = engine_plan(Fleet(model="/m", device="cpu", engines=1), arguments=arguments)
-    assert plan.resolved.value("schedule_policy") == "lpm"
-    assert plan.resolved.value("attention_backend") == "torch_native"
-    assert "log_level_http" not in plan.resolved.settings
-    assert "sleep_on_idle" not in plan.resolved.settings
+    sglang = small_sglang()
+    older = [one for one in sglang.arguments if one.dest != "schedule_policy"]
+    arguments = ServerArguments(version="0.5.0", arguments=older)
+    (plan,) = engine_plan(Fleet(model="/m", engines=1), arguments=arguments)
+    assert plan.resolved.value("enable_metrics") is True
+    assert "schedule_policy" not in plan.resolved.settings
 
 
 def test_cpu_engines_have_their_recipe() -> None:

@@ -43,7 +43,9 @@ class Node:
         self.program("nvidia-smi", script)
 
     def prepare(self, **fleet: Any) -> FleetPlan:
-        return prepare_fleet(self.fleet(**fleet), engines_dir=self.engines_dir, environ=self.environ)
+        return prepare_fleet(
+            self.fleet(**fleet), engines_dir=self.engines_dir, environ=self.environ
+        )
 
     def fleet(self, **fleet: Any) -> Fleet:
         return Fleet(**{"model": "/m", "engines": 1, "python": self.python, **fleet})
@@ -91,8 +93,7 @@ def test_a_driver_that_fails_is_a_fault_of_the_config(node: Node) -> None:
     [
         (
             {"sglang": {"context_lenght": 1}},
-            r"\[fleet.sglang\] context_lenght = 1 is no server argument of SGLang 0.5.23; did you "
-            "mean context_length",
+            r"\[fleet.sglang\] context_lenght = 1 is no server argument .* mean context_length",
         ),
         ({"sglang": {"dtype": "int3"}}, r'\[fleet.sglang\] dtype = "int3" must be one of'),
         (
@@ -141,7 +142,9 @@ def test_what_is_inherited_reaches_the_command_line(node: Node) -> None:
         "engine b-1 on GPU 3:",
     ]
     line = lines[1]
-    assert line.startswith(f"  {node.python} -W ignore -m sglang.launch_server --schedule-policy=lpm")
+    assert line.startswith(
+        f"  {node.python} -W ignore -m sglang.launch_server --schedule-policy=lpm"
+    )
     assert "--context-length=4096" in line
     assert "--tp-size=2" in line
     assert "--port PORT --weight-version NONCE --config KEY.yaml" in line
@@ -158,7 +161,7 @@ def test_a_rollout_engine_that_is_away_is_known_from_last_time(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     away = ConfigError([f"fleet.inherit.url: no answer from {URL}"])
-    with pytest.raises(ConfigError, match="fleet.inherit.url"):
+    with pytest.raises(ConfigError, match=r"fleet\.inherit\.url"):
         node.prepare(inherit=Inherit(url=URL))
 
     def answer(url: str, key: str | None) -> str:

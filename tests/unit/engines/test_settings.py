@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from small_sglang import small_sglang
 
+from evald.config import Inherit
 from evald.engines.argument import ServerArguments
 from evald.engines.flags import CPU_FLAGS, DEFAULT_FLAGS
-from evald.config import Inherit
 from evald.engines.inherit import Inherited, Setting, read_inherited
 from evald.engines.inherit_table import NEEDS_WIDTH, WIDTHS, why_not_inherited
 from evald.engines.settings import (

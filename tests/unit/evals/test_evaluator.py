@@ -10,11 +10,18 @@ from typing import Any
 import pytest
 
 from evald.config import Dispatch, Results
-from evald.errors import GenerationFailed, LedgerError, Unhealthy
-from evald.evals.evaluator import Evaluator, PointResult, PreparedPoint, SetResult
+from evald.errors import EvaldError, GenerationFailed, LedgerError, Unhealthy
+from evald.evals.evaluator import Evaluator, PreparedPoint
 from evald.evals.sets import load_set
 from evald.point import EvalPoint, PointKey, Snapshot
-from evald.postures.contract import GenerateRequest, Generation, Pin, PinTarget
+from evald.postures.contract import (
+    GenerateRequest,
+    Generation,
+    Pin,
+    PinTarget,
+    PointResult,
+    SetResult,
+)
 from evald.status.view import EngineView
 
 DIGEST = "0123456789abcdef"
@@ -67,6 +74,15 @@ class FakePosture:
 
     async def unpin(self, pin: Pin) -> None:
         assert pin.target.step == 7
+
+    async def confirm(self, pin: Pin) -> None:
+        assert pin.target.step == 7
+
+    async def restart(self, engine: str) -> None:
+        raise EvaldError(engine)
+
+    async def release(self, engine: str) -> None:
+        raise EvaldError(engine)
 
     def engines(self) -> list[EngineView]:
         return []

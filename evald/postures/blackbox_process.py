@@ -1,0 +1,210 @@
+"""The processes of a black box: one at a time, under guard, each with a log of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import shutil
+import signal
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+import structlog
+
+from evald.config import BlackBox
+from evald.engines import guard, leftovers
+from evald.engines.flags import INHERITED, INHERITED_PREFIXES, SECRET_PARTS
+from evald.engines.process import EngineProcess
+from evald.errors import EvaldError
+from evald.point import EvalPoint, PointKey
+from evald.postures.blackbox_results import RESULTS_NAME, Skipped
+
+log = structlog.get_logger(__name__)
+
+NAME = "blackbox"
+#: environment variable of everything that a black box starts: the directory of its logs.
+MARK = "EVALD_BLACKBOX"
+#: how long killed leftovers may take to disappear, and how often that is looked at.
+_REAP_TIMEOUT_S = 15.0
+_REAP_STEP_S = 0.05
+#: of a log's end, looked at for its last words.
+_TAIL_BYTES = 8192
+_TAIL_CHARS = 300
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """One attempt at a point."""
+
+    point: EvalPoint
+    digest: str
+    #: made for this attempt, empty.
+    output_dir: Path
+    #: when it is killed, in the loop's time.
+    limit: float
+
+    @property
+    def output(self) -> Path:
+        """Where the results are to be written."""
+        return self.output_dir / RESULTS_NAME
+
+
+class Box(Protocol):
+    """A class or a command, asked about one point at a time."""
+
+    async def warm_up(self) -> None:
+        """Do what can be done before the first point; raises EvalSkip."""
+
+    def leave(self) -> None:
+        """Have the process end, if there is one; does not wait."""
+
+    async def ask(self, request: Request) -> Skipped | None:
+        """Evaluate; None when results are written. Raises EvalSkip "crashed"."""
+
+
+class Room:
+    """Where the one process of a black box is: empty before the next one may start."""
+
+    def __init__(self, config: BlackBox, env: Mapping[str, str], attempts: Attempts) -> None:
+        self._config = config
+        self._env = {**env, MARK: str(attempts.directory)}
+        self._attempts = attempts
+        self.process: EngineProcess | None = None
+        self._leaving: set[asyncio.Task[None]] = set()
+
+    async def start(self, argv: list[str]) -> EngineProcess:
+        """Start ``argv`` in the configured directory once the room is empty.
+
+        Raises EvaldError or OSError.
+        """
+        self.leave()
+        await self.empty()
+        log_path = await asyncio.to_thread(self._attempts.new_log)
+        # env, not a shell; what it cannot find is in the log in its words, with exit code 127
+        inside = ["/usr/bin/env", "-C", self._config.cwd, "--", *argv]
+        self.process = await EngineProcess.start(inside, self._env, log_path, name=NAME)
+        return self.process
+
+    def leave(self) -> None:
+        """Have the process end: SIGTERM, its grace, SIGKILL for all that is left; does not wait."""
+        process, self.process = self.process, None
+        if process is not None:
+            task = asyncio.create_task(self._end(process), name=f"{NAME}-end")
+            self._leaving.add(task)
+            task.add_done_callback(self._leaving.discard)
+
+    async def empty(self) -> None:
+        """Wait until nothing is left of what has left; the grace and SIGKILL bound that."""
+        while self._leaving:
+            await asyncio.wait(set(self._leaving))
+
+    async def _end(self, process: EngineProcess) -> None:
+        try:
+            await process.stop(self._config.stop_grace_s)
+        except EvaldError as error:
+            log.error("blackbox_not_stopped", detail=str(error))  # noqa: TRY400
+            # (no traceback: the sentence is complete)
+        finally:
+            process.kill()
+
+
+class Attempts:
+    """Numbered logs and output directories below ``directory``; the newest ``keep`` of each stay.
+
+    Every attempt gets fresh ones: what an earlier one has left can never be taken for its results.
+    """
+
+    def __init__(self, directory: Path, keep: int) -> None:
+        self.directory = directory
+        self._keep = keep
+
+    def new_log(self) -> Path:
+        """Choose a log file. Blocks; raises OSError."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        logs = sorted(p for p in self.directory.glob("*.log") if p.stem.isdigit())
+        for path in logs[: max(len(logs) + 1 - self._keep, 0)]:
+            path.unlink(missing_ok=True)
+        return self.directory / f"{int(logs[-1].stem) + 1 if logs else 1:06d}.log"
+
+    def new_output(self, key: PointKey) -> Path:
+        """Make an empty directory for one attempt at a point. Blocks; raises OSError."""
+        outputs = self.directory / "outputs"
+        outputs.mkdir(parents=True, exist_ok=True)
+        known = sorted(p for p in outputs.iterdir() if re.match(r"\d{6}-", p.name))
+        for path in known[: max(len(known) + 1 - self._keep, 0)]:
+            shutil.rmtree(path, ignore_errors=True)
+        number = int(known[-1].name[:6]) + 1 if known else 1
+        path = outputs / f"{number:06d}-{key.run}-{key.kind.value}_{key.step}.r{key.revision}"
+        path.mkdir()
+        return path
+
+
+def environment(config: BlackBox, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the part of the daemon's environment that a black box may see, and its own."""
+    env = {"PYTHONUNBUFFERED": "1"}
+    for name, value in environ.items():
+        known = name in INHERITED or name.startswith(INHERITED_PREFIXES)
+        secret = not SECRET_PARTS.isdisjoint(name.split("_"))
+        if (known and not secret) or name in config.pass_env:
+            env[name] = value
+    return env | config.env
+
+
+def reap(directory: Path) -> None:
+    """Kill what a daemon that died together with its guards has left. Blocks.
+
+    What a user's program starts may have left its process group, but hardly its environment.
+    """
+    leftovers.reap_leftovers(directory)
+    mark = f"{MARK}={directory}".encode()
+    deadline = time.monotonic() + _REAP_TIMEOUT_S
+    while left := [pid for pid in guard.all_pids() if _is_marked(pid, mark)]:
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        if time.monotonic() > deadline:
+            log.error("blackbox_leftovers_stay", pids=left)
+            return
+        log.warning("blackbox_leftovers_killed", pids=left)
+        time.sleep(_REAP_STEP_S)
+
+
+def _is_marked(pid: int, mark: bytes) -> bool:
+    try:
+        content = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:  # it has ended, or is another user's
+        return False
+    return mark in content.split(b"\0")
+
+
+async def how_it_ended(process: EngineProcess) -> str:
+    """Say in words how a process ended: its code, and the last words of its log."""
+    words = await asyncio.to_thread(last_words, process.log_path)
+    code = process.returncode
+    if code is None:
+        ending = "it closed evald's socket"
+    elif code < 0:
+        ending = f"it was killed by signal {-code}"
+    else:
+        ending = f"it ended with exit code {code}"
+    return f"{ending}; last in {process.log_path}: {words or 'nothing'}"
+
+
+def last_words(path: Path, lines: int = 3) -> str:
+    """Return the last lines of a log that say anything, as one. Blocks."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(os.fstat(file.fileno()).st_size - _TAIL_BYTES, 0))
+            tail = file.read().decode("utf-8", "replace")
+    except OSError as error:
+        return f"(cannot read it: {error.strerror})"
+    # progress bars end their lines with a carriage return, and colour them
+    cleaned = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", tail)
+    # lines of nothing but ^ and ~ point at code that is not shown here
+    said = [line.strip() for line in re.split(r"[\r\n]+", cleaned) if line.strip(" \t^~")]
+    shown = "".join(c if c.isprintable() else " " for c in " | ".join(said[-lines:]))
+    return shown if len(shown) <= _TAIL_CHARS else "..." + shown[-_TAIL_CHARS:]

@@ -1,0 +1,378 @@
+"""The attached posture against fake servers: pinned or verified, never stopped, waited for."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+import msgspec
+import pytest
+import structlog
+from fleet_rig import target_of, texts
+from pool_rig import Host, ask, hosts, running, states, until
+
+from evald.config import Attached
+from evald.engines import readiness
+from evald.engines.state import RestartPolicy
+from evald.errors import ConfigError, EvaldError, PinViolation, Unhealthy, VersionChanged
+from evald.postures.attached import attached_engines
+from evald.postures.contract import PinTarget
+from evald.postures.engine_pool import EnginePool
+from evald.testing import FakeRouter, Fault, serve_fake, write_base_model, write_snapshot
+
+KEY = "sk-very-secret"
+UPDATE = "/update_weights_from_disk"
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RestartPolicy, "FIRST_S", 0.02)
+    monkeypatch.setattr(readiness, "DEATH_NOTICE_S", 0.2)
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    return write_base_model(tmp_path / "base", answer=0)
+
+
+def attached(base: Path, servers: list[Host], **settings: object) -> EnginePool:
+    table = {
+        "model": str(base),
+        "urls": [host.url for host in servers],
+        "alive_timeout_s": 5.0,
+        "load_timeout_s": 5.0,
+    } | settings
+    return attached_engines(msgspec.convert(table, Attached), environ={"KEY": KEY})
+
+
+def snapshot(base: Path, step: int) -> PinTarget:
+    return target_of(write_snapshot(base.parent / f"step_{step}", answer=step), step)
+
+
+async def test_pins_and_verifies_like_the_fleet_and_leaves_the_servers_running(base: Path) -> None:
+    async with hosts(base, 2) as servers:
+        engines = attached(base, servers)
+        async with running(engines):
+            for step in (1, 2, 1):
+                pin = await engines.pin(snapshot(base, step))
+                await until(lambda: len(pin.weight_versions) == 2)  # noqa: B023 (awaited here)
+                answers = [a for _ in range(4) for a in await ask(engines, pin, samples=2)]
+                assert set(texts(answers)) == {rf"\boxed{{{step}}}"}
+                assert {a.weight_version for a in answers} <= set(pin.weight_versions.values())
+                await engines.confirm(pin)
+                await engines.unpin(pin)
+            assert set(pin.weight_versions) == {url.partition("//")[2] for url in _urls(servers)}
+        assert states(engines) == ["stopped", "stopped"]
+        assert all(host.alive for host in servers)
+        assert [len(host.fake.updates) for host in servers] == [3, 3]
+
+
+def _urls(servers: list[Host]) -> list[str]:
+    return [host.url for host in servers]
+
+
+async def test_tainted_server_is_attached_and_pinned_again_not_killed(base: Path) -> None:
+    async with hosts(base) as servers:
+        engines = attached(base, servers)
+        async with running(engines):
+            servers[0].fake.script(UPDATE, Fault.REJECT)
+            pin = await engines.pin(snapshot(base, 1))
+            assert texts(await ask(engines, pin)) == [r"\boxed{1}"]
+        assert len(servers[0].fake.updates) == 1  # the one before was refused: no second server
+        assert servers[0].alive
+
+
+async def test_foreign_weights_are_got_rid_of_by_another_pin(base: Path) -> None:
+    async with hosts(base) as servers:
+        engines = attached(base, servers)
+        async with running(engines):
+            pin = await engines.pin(snapshot(base, 1))
+            servers[0].fake.weight_version = "somebody-else"
+            assert texts(await ask(engines, pin)) == [r"\boxed{1}"]
+            assert len(servers[0].fake.updates) == 2
+            assert servers[0].alive
+
+
+async def test_lost_server_is_waited_for_and_pinned_again(base: Path) -> None:
+    async with hosts(base) as servers:
+        engines = attached(base, servers, probe_interval_s=0.1, probe_failures=1)
+        async with running(engines):
+            pin = await engines.pin(snapshot(base, 1))
+            servers[0].die()
+            asking = asyncio.create_task(ask(engines, pin, samples=2))
+            await until(lambda: states(engines) != ["serving"])
+            await servers[0].start()
+            assert texts(await asking) == [r"\boxed{1}"] * 2
+            assert len(set(pin.weight_versions.values())) == 1
+
+
+async def test_servers_that_stay_away_make_the_point_unhealthy(base: Path) -> None:
+    async with hosts(base) as servers:
+        servers[0].die()
+        engines = attached(base, servers, alive_timeout_s=0.3)
+        async with running(engines) as task:
+            with pytest.raises(Unhealthy, match=r"no engine was alive for 0\.3 s"):
+                await engines.pin(snapshot(base, 1))
+            await asyncio.sleep(0.5)
+            assert not task.done()  # looked for as long as evald runs
+            await servers[0].start()
+            pin = await engines.pin(snapshot(base, 1))
+            assert texts(await ask(engines, pin)) == [r"\boxed{1}"]
+
+
+async def test_requests_of_others_are_not_aborted_by_a_drain(base: Path) -> None:
+    async with hosts(base) as servers:
+        engines = attached(base, servers, drain_timeout_s=0.1)
+        async with running(engines):
+            pin = await engines.pin(snapshot(base, 1))
+            fake = servers[0].fake
+            fake.delay_s = 30.0
+            own = asyncio.create_task(ask(engines, pin))
+            await until(lambda: bool(fake._running))
+            [rid] = fake._running
+            fake._running["rollout-1"] = asyncio.Event()  # somebody else's
+            second = asyncio.create_task(engines.pin(snapshot(base, 2)))
+            await until(lambda: bool(fake.aborted))
+            assert fake.aborted == [rid]
+            await asyncio.sleep(0.1)
+            assert fake.aborted == [rid]
+            del fake._running["rollout-1"]
+            async with fake._idle:
+                fake._idle.notify_all()
+            fake.delay_s = 0.0
+            assert texts(await ask(engines, await second)) == [r"\boxed{2}"]
+            with pytest.raises(EvaldError):
+                await own
+
+
+async def test_key_from_the_environment_or_a_file_reaches_the_server_and_no_log(
+    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    structlog.reset_defaults()
+    logging.getLogger().setLevel(logging.DEBUG)
+    file = tmp_path / "key"
+    file.write_text(KEY + "\n")
+    async with hosts(base, api_key=KEY) as servers:
+        for where in ({"api_key_env": "KEY"}, {"api_key_file": str(file)}):
+            engines = attached(base, servers, **where)
+            file.write_text("read once" if "api_key_file" in where else KEY)
+            async with running(engines):
+                pin = await engines.pin(snapshot(base, 1))
+                assert texts(await ask(engines, pin)) == [r"\boxed{1}"]
+        wrong = attached(base, servers, alive_timeout_s=0.3)
+        async with running(wrong):
+            with pytest.raises(Unhealthy, match="is the API key right"):
+                await wrong.pin(snapshot(base, 1))
+    seen = capsys.readouterr()
+    assert KEY not in seen.out + seen.err
+    assert "engine_pinned" in seen.out
+
+
+@pytest.mark.parametrize(
+    ("where", "sentence"),
+    [
+        ({"api_key_env": "NOT_THERE"}, "environment variable NOT_THERE is not set"),
+        ({"api_key_file": "/not/there"}, "cannot read /not/there"),
+        ({"api_key_file": "/dev/null"}, "/dev/null is empty"),
+    ],
+)
+def test_missing_key_is_a_config_error(base: Path, where: dict[str, str], sentence: str) -> None:
+    table = {"model": str(base), "urls": ["http://localhost:1"]} | where
+    config = msgspec.convert(table, Attached)
+    with pytest.raises(ConfigError, match=sentence):
+        attached_engines(config, environ={})
+
+
+async def test_path_map_applies_to_what_the_server_is_told(base: Path, tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    there.symlink_to(tmp_path)
+    async with hosts(base) as servers:
+        engines = attached(base, servers, path_map={str(tmp_path): str(there)})
+        async with running(engines):
+            pin = await engines.pin(snapshot(base, 1))
+            assert texts(await ask(engines, pin)) == [r"\boxed{1}"]
+        assert servers[0].fake.updates[0]["model_path"] == str(there / "step_1")
+
+
+async def test_operator_verbs_are_refused_with_the_names(base: Path) -> None:
+    async with hosts(base) as servers:
+        engines = attached(base, servers)
+        name = servers[0].url.partition("//")[2]
+        async with running(engines):
+            with pytest.raises(EvaldError, match="evald did not start it"):
+                await engines.restart(name)
+            with pytest.raises(EvaldError, match="not in quarantine"):
+                await engines.release(name)
+            with pytest.raises(EvaldError, match=f"there are {name}"):
+                await engines.restart("engine-7")
+
+
+# --- pin = false --------------------------------------------------------------------------------
+
+
+async def test_verify_only_waits_until_the_version_has_come(base: Path) -> None:
+    async with hosts(base, 2) as servers:
+        engines = attached(base, servers, pin=False)
+        async with running(engines):
+            await asyncio.sleep(0.1)
+            assert all(host.fake.requests == [] for host in servers)  # nothing while idle
+            pinning = asyncio.create_task(engines.pin(snapshot(base, 7)))
+            await asyncio.sleep(0.3)
+            assert not pinning.done()
+            servers[1].fake.weight_version = "7"
+            pin = await pinning
+            answers = await ask(engines, pin, samples=2)
+            assert {a.weight_version for a in answers} == {"7"}
+            assert {a.engine for a in answers} == {servers[1].url.partition("//")[2]}
+            await engines.confirm(pin)
+            servers[0].fake.weight_version = "7"
+            await until(lambda: len(pin.weight_versions) == 2)
+            await engines.unpin(pin)
+            # the next point: what is there is not what is wanted
+            named = msgspec.structs.replace(snapshot(base, 8), weight_version="eight")
+            pinning = asyncio.create_task(engines.pin(named))
+            await asyncio.sleep(0.1)
+            for host in servers:
+                host.fake.weight_version = "eight"
+            await engines.unpin(await pinning)
+            assert all(host.fake.updates == [] for host in servers)
+
+
+async def test_verify_only_gives_up_at_its_deadline(base: Path) -> None:
+    async with hosts(base, weight_version="6") as servers:
+        engines = attached(base, servers, pin=False, alive_timeout_s=0.5)
+        async with running(engines):
+            with pytest.raises(
+                PinViolation, match=r"cannot verify weight version '7': after 0\.5 s .*: '6'"
+            ):
+                await engines.pin(snapshot(base, 7))
+
+
+async def test_verify_only_notices_other_weights_in_an_answer_and_at_the_end(base: Path) -> None:
+    async with hosts(base, weight_version="7") as servers:
+        engines = attached(base, servers, pin=False)
+        async with running(engines):
+            pin = await engines.pin(snapshot(base, 7))
+            await ask(engines, pin)
+            servers[0].fake.weight_version = "8"
+            with pytest.raises(VersionChanged, match="after the last answer"):
+                await engines.confirm(pin)
+            with pytest.raises(VersionChanged, match=r"came from weights \['8'\]"):
+                await ask(engines, pin)
+            with pytest.raises(VersionChanged, match="came from weights"):
+                await ask(engines, pin)  # the point is over
+            await engines.unpin(pin)
+
+
+# --- router -------------------------------------------------------------------------------------
+
+
+async def test_router_gets_the_requests_and_the_workers_the_pins(base: Path) -> None:
+    async with hosts(base, 2, api_key=KEY) as servers:
+        router = FakeRouter(_urls(servers), api_key=KEY)
+        served = await serve_fake(router)
+        engines = attached(base, servers, router=served.url, api_key_env="KEY")
+        async with running(engines):
+            servers[1].fake.script("/model_info", *[Fault.BUSY] * 5)
+            pin = await engines.pin(snapshot(base, 1))
+            assert len(pin.weight_versions) == 2  # all of them, before the first request
+            answers = [a for _ in range(4) for a in await ask(engines, pin)]
+            assert texts(answers) == [r"\boxed{1}"] * 4
+            # by its version an answer tells which worker it came from
+            assert {a.engine for a in answers} == set(pin.weight_versions)
+            asked = [rid for rid in router.rids if rid.startswith("q")]
+            assert len(asked) == 4
+            reached = [rid for host in servers for rid in host.fake.rids if rid.startswith("q")]
+            assert sorted(reached) == sorted(asked)
+            assert engines.capacity() > 1
+            await engines.unpin(pin)
+            second = await engines.pin(snapshot(base, 2))
+            assert texts(await ask(engines, second)) == [r"\boxed{2}"]
+        await served.process.stop(0.0)
+
+
+async def test_router_is_probed_after_a_loss_before_requests_go_on(base: Path) -> None:
+    async with hosts(base, 2) as servers:
+        router = FakeRouter(_urls(servers), closed_s=0.5)
+        served = await serve_fake(router)
+        engines = attached(base, servers, router=served.url, probe_interval_s=0.1, probe_failures=1)
+        async with running(engines):
+            pin = await engines.pin(snapshot(base, 1))
+            before = len(router.rids)
+            servers[0].die()
+            await until(lambda: "serving" in states(engines) and len(set(states(engines))) == 2)
+            assert texts(await ask(engines, pin)) == [r"\boxed{1}"]
+            assert router.rids[before].startswith("route/")
+            await servers[0].start()  # comes back: it is pinned again, under a new label
+            await until(lambda: states(engines) == ["serving"] * 2)
+            router.workers = _urls(servers)
+            answers = [a for _ in range(4) for a in await ask(engines, pin)]
+            assert texts(answers) == [r"\boxed{1}"] * 4
+            assert {a.engine for a in answers} == set(pin.weight_versions)
+        await served.process.stop(0.0)
+
+
+async def test_frozen_worker_behind_the_router_does_not_hold_requests(base: Path) -> None:
+    async with hosts(base, 2) as servers:
+        router = FakeRouter(_urls(servers))
+        served = await serve_fake(router)
+        engines = attached(
+            base,
+            servers,
+            router=served.url,
+            probe_interval_s=0.1,
+            probe_timeout_s=0.2,
+            probe_failures=2,
+        )
+        async with running(engines):
+            pin = await engines.pin(snapshot(base, 1))
+            servers[0].fake.freeze()
+            asking = [asyncio.create_task(ask(engines, pin, timeout_s=60.0)) for _ in range(4)]
+            await until(lambda: states(engines)[0] != "serving")
+            router.workers = [servers[1].url]
+            async with asyncio.timeout(5.0):
+                answers = [a for group in await asyncio.gather(*asking) for a in group]
+            assert texts(answers) == [r"\boxed{1}"] * 4
+        await served.process.stop(0.0)
+
+
+async def test_router_that_answers_nothing_is_given_up(base: Path) -> None:
+    async with hosts(base) as servers:
+        router = FakeRouter([])
+        served = await serve_fake(router)
+        engines = attached(base, servers, router=served.url, route_timeout_s=0.4)
+        async with running(engines):
+            with pytest.raises(Unhealthy, match=r"did not answer .* within 0\.4 s; .*HTTP 503"):
+                await engines.pin(snapshot(base, 1))
+            router.workers = _urls(servers)
+            pin = await engines.pin(snapshot(base, 1))
+            assert texts(await ask(engines, pin)) == [r"\boxed{1}"]
+        await served.process.stop(0.0)
+
+
+async def test_worker_behind_the_router_with_other_weights_is_pinned_again(base: Path) -> None:
+    async with hosts(base, 2) as servers:
+        router = FakeRouter(_urls(servers))
+        served = await serve_fake(router)
+        engines = attached(base, servers, router=served.url)
+        async with running(engines):
+            pin = await engines.pin(snapshot(base, 1))
+            servers[0].fake.weight_version = "somebody-else"
+            answers = [a for _ in range(6) for a in await ask(engines, pin)]
+            assert texts(answers) == [r"\boxed{1}"] * 6
+            await until(lambda: len(servers[0].fake.updates) == 2)
+            assert len(servers[1].fake.updates) == 1
+        await served.process.stop(0.0)
+
+
+async def test_router_needs_all_of_its_workers(base: Path) -> None:
+    async with hosts(base, 2) as servers:
+        servers[1].die()
+        router = FakeRouter(_urls(servers))
+        served = await serve_fake(router)
+        engines = attached(base, servers, router=served.url, alive_timeout_s=0.5)
+        async with running(engines):
+            with pytest.raises(Unhealthy, match=r"not every engine was alive for 0\.5 s"):
+                await engines.pin(snapshot(base, 1))
+        await served.process.stop(0.0)
