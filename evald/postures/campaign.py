@@ -101,11 +101,13 @@ class Campaign:
             return None
         name, error = self._failures[-1]
         where = ", ".join(sorted({name for name, _ in self._failures}))
+        # a server of somebody else's is not started again: that it answers must do
+        well = "the base model loads" if free[0].upkeep.owned else "the server answers"
         directory = self.order.target.directory
         snapshot = directory.name if directory else self.order.name
         return PinViolation(
             f"cannot pin snapshot {snapshot}: {len(self._failures)} "
-            f"attempts failed (on {where}) while the base model loads; "
+            f"attempts failed (on {where}) while {well}; "
             f"the last one on {name} at stage {error.stage}: {error.detail}"
         )
 

@@ -11,7 +11,7 @@ import structlog
 from evald.config import Shared
 from evald.engines.attach_launcher import AttachLauncher, engine_names, read_api_key
 from evald.engines.engine import Upkeep
-from evald.errors import Unhealthy
+from evald.errors import ConfigError, Unhealthy
 from evald.postures.contract import GenerateRequest, Generation, Pin, PinTarget
 from evald.postures.engine_pool import EnginePool, Member, Rules
 from evald.postures.producer import Producer, ProducerError
@@ -21,7 +21,13 @@ log = structlog.get_logger(__name__)
 
 
 def shared_engines(config: Shared, *, environ: Mapping[str, str] = os.environ) -> SharedEngines:
-    """Build the pool of the servers at ``config.urls``; raises ConfigError (no API key)."""
+    """Build the pool of the servers at ``config.urls``; raises ConfigError."""
+    if (config.pause is None) != (config.resume is None):
+        problem = (
+            "shared: a trainer that is paused must be resumed, and the other way round; set both "
+            "pause and resume, or none"
+        )
+        raise ConfigError([problem])
     api_key = read_api_key(
         "shared", env=config.api_key_env, file=config.api_key_file, environ=environ
     )

@@ -83,6 +83,17 @@ async def test_tainted_server_is_attached_and_pinned_again_not_killed(base: Path
         assert servers[0].alive
 
 
+async def test_snapshot_that_no_server_takes_is_blamed(base: Path) -> None:
+    async with hosts(base) as servers:
+        engines = attached(base, servers)
+        async with running(engines):
+            servers[0].fake.script(UPDATE, Fault.REJECT, Fault.REJECT)
+            with pytest.raises(PinViolation, match=r"2 attempts failed .* while the server ans"):
+                await engines.pin(snapshot(base, 1))
+            pin = await engines.pin(snapshot(base, 2))
+            assert texts(await ask(engines, pin)) == [r"\boxed{2}"]
+
+
 async def test_foreign_weights_are_got_rid_of_by_another_pin(base: Path) -> None:
     async with hosts(base) as servers:
         engines = attached(base, servers)
@@ -265,6 +276,36 @@ async def test_verify_only_notices_other_weights_in_an_answer_and_at_the_end(bas
             await engines.unpin(pin)
 
 
+async def test_verify_only_waits_for_a_server_that_answers_nothing(base: Path) -> None:
+    async with hosts(base, weight_version="7") as servers:
+        engines = attached(base, servers, pin=False)
+        async with running(engines):
+            # the first look finds the server, the second one fails
+            servers[0].fake.script("/server_info", Fault.BUSY)
+            pinning = asyncio.create_task(engines.pin(snapshot(base, 7)))
+            await until(lambda: "/server_info" in servers[0].fake.requests)
+            servers[0].fake.script("/model_info", Fault.FAIL)
+            pin = await pinning
+            assert texts(await ask(engines, pin)) == [r"\boxed{0}"]
+            await engines.unpin(pin)
+
+
+async def test_verify_only_confirms_without_a_server_that_was_lost(base: Path) -> None:
+    async with hosts(base, 2, weight_version="7") as servers:
+        engines = attached(base, servers, pin=False, probe_interval_s=0.05, probe_failures=1)
+        async with running(engines):
+            pin = await engines.pin(snapshot(base, 7))
+            await until(lambda: len(pin.weight_versions) == 2)
+            await ask(engines, pin)
+            servers[1].die()
+            await engines.confirm(pin)  # seen dead or not yet: its answers have been checked
+            await until(lambda: states(engines)[1] == "starting")
+            await servers[1].start(weight_version="6")
+            await asyncio.sleep(0.3)
+            await engines.confirm(pin)  # it serves no request of the point
+            await engines.unpin(pin)
+
+
 # --- router -------------------------------------------------------------------------------------
 
 
@@ -364,6 +405,24 @@ async def test_worker_behind_the_router_with_other_weights_is_pinned_again(base:
             await until(lambda: len(servers[0].fake.updates) == 2)
             assert len(servers[1].fake.updates) == 1
         await served.process.stop(0.0)
+
+
+async def test_unlisted_worker_behind_the_router_never_counts(
+    base: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with hosts(base, 2) as servers:
+        router = FakeRouter([servers[0].url])
+        served = await serve_fake(router)
+        engines = attached(base, servers[:1], router=served.url)
+        async with running(engines):
+            pin = await engines.pin(snapshot(base, 1))
+            router.workers = _urls(servers)
+            answers = [a for _ in range(4) for a in await ask(engines, pin)]
+            assert texts(answers) == [r"\boxed{1}"] * 4
+            await asyncio.sleep(0.1)
+            assert len(servers[0].fake.updates) == 1  # it was not at fault
+        await served.process.stop(0.0)
+    assert "list every worker of the router" in capsys.readouterr().out
 
 
 async def test_router_needs_all_of_its_workers(base: Path) -> None:

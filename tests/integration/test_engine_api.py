@@ -100,7 +100,7 @@ async def test_nobody_listens(api: EngineAPI, launcher: FakeLauncher) -> None:
     busy = Slots(1)
     busy.enter(1)
     with pytest.raises(PinFailed, match="drain: cannot abort running requests"):
-        await drain(api, busy, 0.01)
+        await drain(api, busy, 0.01, owned=True)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from pool_rig import Host, ask, hosts, running, states, until
 
 from evald.config import Shared
 from evald.engines.state import RestartPolicy
-from evald.errors import EvaldError, Unhealthy, VersionChanged
+from evald.errors import ConfigError, EvaldError, Unhealthy, VersionChanged
 from evald.postures.contract import PinTarget
 from evald.postures.shared import SharedEngines, shared_engines
 from evald.testing import FakeTrainer, Fault, serve_fake, write_base_model
@@ -183,6 +183,12 @@ async def test_operator_cannot_restart_them(base: Path) -> None:
             await engines.restart(name)
         with pytest.raises(EvaldError, match="not in quarantine"):
             await engines.release(name)
+
+
+def test_pause_without_resume_is_refused(base: Path) -> None:
+    config = Shared(model=str(base), urls=["http://localhost:1"], pause="http://localhost:2/pause")
+    with pytest.raises(ConfigError, match="set both pause and resume, or none"):
+        shared_engines(config, environ={})
 
 
 # --- pause and resume ---------------------------------------------------------------------------
