@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Awaitable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 
@@ -34,6 +35,9 @@ from evald.status.view import StatusView
 
 log = structlog.get_logger(__name__)
 
+#: more than ever work at the same time beside one for each point in flight; most stay unmade.
+_THREADS = 24
+
 
 class _Stopped(Exception):
     """Shutdown, raised in the root TaskGroup."""
@@ -59,6 +63,11 @@ class Daemon:
         """
         config = self._config
         log.info("config_resolved", config=dump_config(config))
+        # points and readers that hash gigabytes must leave threads for the ledger and the rest
+        threads = ThreadPoolExecutor(
+            _THREADS + config.dispatch.max_in_flight, thread_name_prefix="evald"
+        )
+        asyncio.get_running_loop().set_default_executor(threads)
         async with AsyncExitStack() as stack:
             ledger = Ledger.open(config.results)
             stack.callback(ledger.close)
@@ -72,7 +81,14 @@ class Daemon:
             stack.push_async_callback(evaluator.close)
             posture = FleetPosture(config.fleet, results_dir=Path(config.results.dir))
             retention = Retention(config.staging, on_alert=self._alert)
-            self._build(ledger, evaluator, posture, retention)
+            measure = Measure(
+                config.dispatch,
+                posture=posture,
+                evaluator=evaluator,
+                marker=config.staging.marker,
+            )
+            stack.callback(measure.close)
+            self._build(ledger, evaluator, measure, posture, retention)
             server = StatusServer(
                 socket_path(config), view=self.view, results_file=config.results_file
             )
@@ -83,19 +99,19 @@ class Daemon:
             await self._serve(posture, board)
 
     def _build(
-        self, ledger: Ledger, evaluator: Evaluator, posture: Posture, retention: Retention
+        self,
+        ledger: Ledger,
+        evaluator: Evaluator,
+        measure: Measure,
+        posture: Posture,
+        retention: Retention,
     ) -> None:
         config = self._config
         self._ledger, self._posture = ledger, posture
         self._dispatcher = Dispatcher(
             config.dispatch,
             ledger=ledger,
-            measure=Measure(
-                config.dispatch,
-                posture=posture,
-                evaluator=evaluator,
-                marker=config.staging.marker,
-            ),
+            measure=measure,
             evaluator=evaluator,
             retention=retention,
             used_bytes=lambda: self._intake.view().used_bytes,

@@ -18,6 +18,7 @@ from evald.results.records import Accepted, Alert, PointRecord, RunEnd, SetRecor
 from evald.staging.offers import InvalidPoint, LostPoint, Offer, RunEnded, TrainerSkip
 from evald.staging.retention import Retention
 from evald.status.view import PointView
+from evald.text import one_line
 from evald.turns import Turns
 
 log = structlog.get_logger(__name__)
@@ -64,6 +65,8 @@ class Dispatcher:
         self._running: dict[PointKey, PointView] = {}
         self._state_since: dict[PointKey, float] = {}
         self._ending_runs: dict[str, tuple[RunEnded, float]] = {}
+        #: what is looked up in the index and what is then appended belong together.
+        self._admission = asyncio.Lock()
         self._wake = asyncio.Event()
         self._open = True
         self._idle = asyncio.Event()
@@ -91,28 +94,17 @@ class Dispatcher:
         """Put something that a person should know into the ledger."""
         record_id = f"{run}/alert/{name}/{self._ledger.last_seq + 1}"
         await self._ledger.append(
-            Alert(run=run, step=step, record_id=record_id, name=name, detail=detail)
+            Alert(run=run, step=step, record_id=record_id, name=name, detail=one_line(detail))
         )
 
     async def _admit(self, point: EvalPoint) -> None:
-        key, snapshot = point.key, point.snapshot
-        known = self._ledger.index.get(key)
-        if known is None:
-            await self._admit_baseline(key.run)
-            refusal = self._refusal(snapshot)
-            if refusal is not None:
-                reason, detail = refusal
-                await self._end(point, skipped_record(point, reason, detail))
-                return
-            await self._ledger.append(_accepted(point))
-            log.info("point_accepted", point=str(key), bytes=snapshot.size_bytes)
-        elif known.outcome is not None:
-            return
-        else:
-            log.info("point_resumes", point=str(key))
-        if self._config.overflow == "latest":
-            await self._supersede_queued(point)
-        self._queue.append(point)
+        async with self._admission:
+            if point.snapshot.kind is Kind.STEP:
+                await self._admit_baseline(point.key.run)
+            ended = await self._queue_up(point)
+        # deleting what they leave behind may take long: nobody else waits for it
+        for gone, record in ended:
+            await self._end(gone, record)
 
     async def _admit_baseline(self, run: str) -> None:
         """Put the baseline of a run that has none in front of the first step seen in this life."""
@@ -121,7 +113,30 @@ class Dispatcher:
         self._baselined.add(run)
         point = await asyncio.to_thread(self._baseline, run)
         if self._ledger.index.get(point.key) is None:
-            await self._admit(point)
+            await self._queue_up(point)
+
+    async def _queue_up(self, point: EvalPoint) -> list[tuple[EvalPoint, PointRecord]]:
+        """Accept and queue a point; returns what ends instead: itself, or points it replaces."""
+        key, snapshot = point.key, point.snapshot
+        known = self._ledger.index.get(key)
+        if known is None:
+            refusal = self._refusal(snapshot)
+            if refusal is not None:
+                return [(point, skipped_record(point, *refusal))]
+            await self._ledger.append(_accepted(point))
+            log.info("point_accepted", point=str(key), bytes=snapshot.size_bytes)
+        elif known.outcome is not None or self._is_here(key):
+            return []
+        else:
+            log.info("point_resumes", point=str(key))
+        latest = self._config.overflow == "latest" and key.kind is Kind.STEP
+        superseded = self._supersede_queued(point) if latest else []
+        self._queue.append(point)
+        return superseded
+
+    def _is_here(self, key: PointKey) -> bool:
+        """Tell whether the point queues or runs: a baseline can be configured and asked for."""
+        return key in self._running or any(point.key == key for point in self._queue)
 
     def _refusal(self, snapshot: Snapshot) -> tuple[SkipReason, str] | None:
         if snapshot.final or snapshot.kind is Kind.BASELINE:
@@ -140,11 +155,10 @@ class Dispatcher:
             )
         return None
 
-    async def _supersede_queued(self, newer: EvalPoint) -> None:
+    def _supersede_queued(self, newer: EvalPoint) -> list[tuple[EvalPoint, PointRecord]]:
         """Policy ``latest``: what still queues gives way to the newest snapshot of its run."""
-        if len(self._running) < self._config.max_in_flight:
-            return
-        for point in list(self._queue):
+        ended = []
+        for point in list(self._queue) if len(self._running) >= self._config.max_in_flight else []:
             key = point.key
             if key.run != newer.key.run or point.snapshot.final or key.kind is Kind.BASELINE:
                 continue
@@ -152,16 +166,18 @@ class Dispatcher:
             detail = (
                 f"{newer.key} arrived while this point queued and dispatch.overflow is 'latest'"
             )
-            await self._end(point, skipped_record(point, SkipReason.SUPERSEDED, detail))
+            ended.append((point, skipped_record(point, SkipReason.SUPERSEDED, detail)))
+        return ended
 
     async def _trainer_skip(self, offer: TrainerSkip) -> None:
         key = offer.key
-        if self._ledger.index.revisions(key.run, key.step, key.kind):
-            log.info("skip_of_known_step_ignored", point=str(key), reason=offer.reason)
-        else:
-            point = EvalPoint(key, _no_snapshot(key, Path()))
-            detail = offer.detail or f"the trainer skipped this step ({offer.reason})"
-            await self._record(skipped_record(point, offer.reason, detail))
+        async with self._admission:
+            if self._ledger.index.revisions(key.run, key.step, key.kind):
+                log.info("skip_of_known_step_ignored", point=str(key), reason=offer.reason)
+            else:
+                point = EvalPoint(key, _no_snapshot(key, Path()))
+                detail = offer.detail or f"the trainer skipped this step ({offer.reason})"
+                await self._record(skipped_record(point, offer.reason, detail))
         await self._consume(offer.path)
 
     async def _consume(self, path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -12,15 +13,18 @@ import msgspec
 
 from evald import __version__
 from evald.config import Dispatch
-from evald.errors import EvalSkip, SnapshotGone, Superseded
+from evald.errors import EvalSkip, SnapshotGone, Superseded, Unhealthy
 from evald.evals.evaluator import Evaluator, PointResult, PreparedPoint, SetResult
 from evald.point import EvalPoint, Outcome, SkipReason, Timings
 from evald.postures.contract import Pin, PinTarget, Posture
 from evald.results.records import Counts, PointRecord, SetRecord
 from evald.staging.digest import content_digest, fingerprint
+from evald.text import one_line
 
 #: share of samples cut by a deadline above which what is left is no measurement.
 _MAX_TIMEOUT_SHARE = 0.5
+#: within that the engines' own task has ended the daemon.
+_STOP_COMES_S = 10.0
 
 
 class Measure:
@@ -36,6 +40,11 @@ class Measure:
         self._posture = posture
         self._evaluator = evaluator
         self._marker = marker
+        self._stop_hashing = threading.Event()
+
+    def close(self) -> None:
+        """Give up digests that nobody waits for any more: a stop would wait for their threads."""
+        self._stop_hashing.set()
 
     async def run(
         self,
@@ -79,7 +88,15 @@ class Measure:
             life.stamp("evaluate_s")
             return self._judge(life, digest, pin, result)
         except EvalSkip as skip:
+            if self._is_stopping(skip):
+                await asyncio.sleep(_STOP_COMES_S)
             return skipped_record(point, skip.reason, skip.detail, life=life)
+
+    def _is_stopping(self, skip: EvalSkip) -> bool:
+        """Tell whether no engine is left, which stops the daemon: the point resumes later."""
+        engines = self._posture.engines()
+        lost = bool(engines) and all(engine.state == "quarantined" for engine in engines)
+        return isinstance(skip, Unhealthy) and lost
 
     async def _prepare(self, point: EvalPoint) -> tuple[PreparedPoint, str]:
         """Tokenize and hash while an earlier point still has the engines."""
@@ -89,7 +106,9 @@ class Measure:
         digest = snapshot.digest
         if digest is None:
             try:
-                digest = await asyncio.to_thread(content_digest, snapshot.directory, self._marker)
+                digest = await asyncio.to_thread(
+                    content_digest, snapshot.directory, self._marker, stop=self._stop_hashing
+                )
             except FileNotFoundError as error:
                 raise _gone(snapshot.directory) from error
         return prepared, digest
@@ -206,7 +225,7 @@ def skipped_record(
         kind=key.kind,
         outcome=Outcome.SKIPPED,
         reason=str(reason),
-        detail=detail,
+        detail=one_line(detail),
         timings=life.finish() if life else Timings(validate_s=snapshot.validate_s),
         metrics={"eval/step": key.step, f"eval/skipped_{reason}": 1},
         void_sets=life.set_ids if life else [],

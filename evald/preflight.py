@@ -10,10 +10,14 @@ from pathlib import Path
 import msgspec
 
 from evald.config import Config
-from evald.errors import ConfigError, InvalidSnapshot
+from evald.errors import ConfigError, InvalidSnapshot, LedgerError
 from evald.evals.sets import LoadedSet, load_set
+from evald.results.modes import Modes
 from evald.staging.intake import deletable
 from evald.staging.validate import BaseModel
+
+#: what a GPU machine has one of: NVIDIA, AMD, Windows' Linux.
+GPU_DEVICES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/kfd", "/dev/dxg")
 
 
 class Preflight(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,6 +44,7 @@ def preflight(config: Config) -> Preflight:
     problems += _python(config)
     problems += _writable("staging.root", Path(config.staging.root), owned=config.staging.owned)
     problems += _writable("results.dir", Path(config.results.dir), owned=True)
+    problems += _group(config)
     problems += _socket(config)
     if problems or base is None:
         raise ConfigError(problems)
@@ -48,7 +53,15 @@ def preflight(config: Config) -> Preflight:
 
 def _base_model(config: Config, problems: list[str]) -> BaseModel | None:
     model = Path(config.fleet.model)
-    if not model.is_dir():
+    try:
+        is_dir = model.is_dir()
+    except OSError as error:
+        problems.append(
+            f"fleet.model: cannot look for {model}: {error.strerror}; let the daemon's user "
+            f"(uid {os.getuid()}) into the directories above it"
+        )
+        return None
+    if not is_dir:
         problems.append(
             f"fleet.model: {model} is not a directory; give the local directory of the base model "
             "(a hub id must be downloaded first)"
@@ -70,9 +83,7 @@ def _python(config: Config) -> list[str]:
 
 def _writable(key: str, directory: Path, *, owned: bool) -> list[str]:
     """Look at the nearest directory that exists: the daemon makes what is missing below it."""
-    at = directory
-    while not at.exists() and at != at.parent:
-        at = at.parent
+    at = _nearest(directory)
     if not at.is_dir():
         return [f"{key}: {at} is not a directory; choose another path, or remove the file"]
     needed = os.W_OK | os.X_OK if owned else os.R_OK | os.X_OK
@@ -84,11 +95,33 @@ def _writable(key: str, directory: Path, *, owned: bool) -> list[str]:
     return []
 
 
+def _nearest(path: Path) -> Path:
+    """Return the path, or the nearest one above it that exists and can be looked at."""
+    while path != path.parent:
+        try:
+            if path.exists():
+                return path
+        except OSError:
+            pass  # a closed directory hides it: that one is what a person must hear of
+        path = path.parent
+    return path
+
+
+def _group(config: Config) -> list[str]:
+    try:
+        Modes.of(config.results)
+    except LedgerError as error:
+        return [f"results.group: {error}"]
+    return []
+
+
 def _socket(config: Config) -> list[str]:
     path = config.status.socket
     longest = 107  # sun_path holds 108 bytes, one of them for the terminating zero
     if path is not None and len(os.fsencode(path)) > longest:
         return [f"status.socket: {path} is longer than {longest} bytes; choose a shorter path"]
+    if path is not None and (faults := _writable("status.socket", Path(path).parent, owned=True)):
+        return faults
     if not hasattr(socket, "AF_UNIX"):  # pragma: no cover (Linux always has it)
         return ["status.socket: this system has no unix sockets"]
     return []
@@ -105,10 +138,7 @@ def _notes(config: Config, base: BaseModel) -> list[str]:
         f"{_gigabytes(peak)} at the peak"
     )
     root = Path(staging.root)
-    at = root
-    while not at.exists():
-        at = at.parent
-    usage = shutil.disk_usage(at)
+    usage = shutil.disk_usage(_nearest(root))
     if usage.total < peak:
         notes.append(
             f"WARNING: the file system of {root} has {_gigabytes(usage.total)} in all, less than "
@@ -128,6 +158,12 @@ def _notes(config: Config, base: BaseModel) -> list[str]:
         sentence = deletable(root)
         if sentence is not None:
             notes.append(f"WARNING: {sentence}")
+    has_gpu = any(Path(device).exists() for device in GPU_DEVICES)
+    if config.fleet.device == "cuda" and config.engine_count and not has_gpu:
+        notes.append(
+            "WARNING: fleet.device is 'cuda', but this machine shows no GPU "
+            f"({GPU_DEVICES[0]} is missing); set fleet.device = 'cpu' to try evald without one"
+        )
     if config.engine_count == 0:
         notes.append("WARNING: no engines: snapshots are accepted and queue, nothing is evaluated")
     return notes

@@ -16,6 +16,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the resolved config and what a person should know; ConfigError on a bad one."""
     from evald.config_load import dump_config, load_config
     from evald.evals.preparation import check_prompts
+    from evald.log import configure_logging
     from evald.preflight import preflight
 
     config = load_config(args.config)
@@ -25,6 +26,7 @@ def run(args: argparse.Namespace) -> int:
     print()
     for loaded in checked.sets:
         print(f"eval set {loaded.eval_set.name}: {len(loaded.questions)} questions")
+    configure_logging("warning")  # this output is for a person
     prompts = check_prompts(checked.sets, checked.base.directory, context_len=config.context_len)
     for note in [*checked.notes, *prompts]:
         print(note)

@@ -55,6 +55,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _evaluate(config: Config, directory: Path, step: int) -> PointRecord:
+    from evald.errors import EvaldError
     from evald.evals.evaluator import Evaluator
     from evald.measure import Measure, skipped_record
     from evald.point import EvalPoint, PointKey, Snapshot
@@ -66,7 +67,10 @@ async def _evaluate(config: Config, directory: Path, step: int) -> PointRecord:
     checked = preflight(config)
     marker = config.staging.marker
     key = PointKey(config.run, step)
-    seen, size_bytes = await asyncio.to_thread(fingerprint, directory, marker)
+    try:
+        seen, size_bytes = await asyncio.to_thread(fingerprint, directory, marker)
+    except FileNotFoundError as error:
+        raise EvaldError(f"cannot evaluate {directory}: there is no such directory") from error
     point = EvalPoint(
         key,
         Snapshot(
@@ -92,8 +96,8 @@ async def _evaluate(config: Config, directory: Path, step: int) -> PointRecord:
     engines = asyncio.create_task(posture.run(), name="engines")
     turn = asyncio.Event()
     turn.set()
+    measure = Measure(config.dispatch, posture=posture, evaluator=evaluator, marker=marker)
     try:
-        measure = Measure(config.dispatch, posture=posture, evaluator=evaluator, marker=marker)
         point_task = asyncio.create_task(
             measure.run(point, turn=turn, on_state=_ignore, on_set=_ignore_set), name=f"point {key}"
         )
@@ -103,6 +107,7 @@ async def _evaluate(config: Config, directory: Path, step: int) -> PointRecord:
             engines.result()  # raises what ended the engines
         return await point_task
     finally:
+        measure.close()
         engines.cancel()
         await asyncio.gather(engines, return_exceptions=True)
         await evaluator.close()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import aiohttp
 import msgspec
 import structlog
 
+from evald.engines.answers import Answer, read_answers
 from evald.errors import EvaldError
 
 log = structlog.get_logger(__name__)
@@ -22,6 +24,8 @@ KEEPALIVE_S = 3.0
 CONTROL_CONNECTIONS = 8
 #: how much of an error body goes into a message, characters.
 ERROR_CHARS = 300
+#: largest answer that is read; 128 samples of 32,768 tokens take a sixth of it.
+MAX_ANSWER_BYTES = 256 << 20
 
 
 class EngineError(EvaldError):
@@ -97,7 +101,9 @@ class EngineAPI:
         }
         answer = await self._object("POST", "/update_weights_from_disk", timeout_s, body)
         if answer.get("success") is not True:
-            raise EngineError(f"update_weights_from_disk: {answer.get('message') or answer}")
+            raise EngineError(
+                f"update_weights_from_disk: {str(answer.get('message') or answer)[:ERROR_CHARS]}"
+            )
 
     async def weights_checksum(self, timeout_s: float) -> str:
         """Hash over all tensors of all ranks: equal weights give equal sums across engines."""
@@ -106,7 +112,9 @@ class EngineAPI:
         )
         checksum = answer.get("per_engine_checksum")
         if not isinstance(checksum, str) or not checksum:
-            raise EngineError(f"weights_checker: {answer.get('message') or 'no checksum'}")
+            raise EngineError(
+                f"weights_checker: {str(answer.get('message') or 'no checksum')[:ERROR_CHARS]}"
+            )
         return checksum
 
     async def generate(
@@ -117,19 +125,16 @@ class EngineAPI:
         *,
         timeout_s: float,
         logprobs: bool = False,
-    ) -> list[dict[str, Any]]:
-        """Answer a list of prompts; one object with output_ids, text and meta_info for each."""
+    ) -> list[Answer]:
+        """Answer a list of prompts, one answer for each."""
         body: dict[str, Any] = {"input_ids": input_ids, "sampling_params": sampling, "rid": rids}
         if logprobs:
             body["return_logprob"] = True
-        answers = await self._call("POST", "/generate", timeout_s, body)
-        if (
-            not isinstance(answers, list)
-            or len(answers) != len(rids)
-            or not all(isinstance(answer, dict) for answer in answers)
-        ):
-            raise EngineError(f"generate: {len(rids)} answers expected, got {str(answers)[:80]}")
-        return answers
+        payload = await self._send("POST", "/generate", timeout_s, body)
+        try:
+            return read_answers(payload, len(rids))
+        except ValueError as error:
+            raise EngineError(f"generate: {error}") from error
 
     async def abort(self, rid: str | None = None) -> None:
         """Abort one request, or all of them; a request that is not there is no error."""
@@ -158,19 +163,27 @@ class EngineAPI:
 
     async def _call(self, method: str, path: str, timeout_s: float, body: Any = None) -> Any:
         """Send one request; the JSON answer, or the text where it is none."""
-        timeout = aiohttp.ClientTimeout(
-            total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=timeout_s
-        )
+        return _decode(await self._send(method, path, timeout_s, body))
+
+    async def _send(self, method: str, path: str, timeout_s: float, body: Any) -> bytes:
+        """Send one request; the body of the answer, which must be complete in ``timeout_s``."""
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S)
         try:
-            async with self._session.request(method, path, json=body, timeout=timeout) as response:
-                status, payload = response.status, await response.read()
+            # over all of it: an answer may come byte by byte, and connections may be used up
+            async with (
+                asyncio.timeout(timeout_s),
+                self._session.request(
+                    method, path, json=body, timeout=timeout, allow_redirects=False
+                ) as response,
+            ):
+                status, payload = response.status, await _read(response, path)
         except TimeoutError as error:
             raise EngineUnreachable(f"{path[1:]}: no answer within {timeout_s:.3g} s") from error
         except (aiohttp.ClientError, OSError) as error:
             cause = str(error) or type(error).__name__
             raise EngineUnreachable(f"{path[1:]}: connection failed: {cause}") from error
         if status == 200:  # noqa: PLR2004 - HTTP's own numbers say it best
-            return _decode(payload)
+            return payload
         detail = f"{path[1:]}: HTTP {status}: {_error_text(payload)}"
         if status in (429, 503):
             raise EngineBusy(detail)
@@ -179,10 +192,19 @@ class EngineAPI:
         raise EngineError(detail)
 
 
+async def _read(response: aiohttp.ClientResponse, path: str) -> bytes:
+    body = bytearray()
+    async for chunk in response.content.iter_any():
+        body += chunk
+        if len(body) > MAX_ANSWER_BYTES:
+            raise EngineError(f"{path[1:]}: the answer is larger than {MAX_ANSWER_BYTES} bytes")
+    return bytes(body)
+
+
 def _decode(payload: bytes) -> Any:
     try:
         return msgspec.json.decode(payload)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return payload.decode(errors="replace")
 
 

@@ -134,6 +134,11 @@ class Engine:
         """Whether the engine can work, now or after its pin."""
         return self.state in ALIVE
 
+    @property
+    def life(self) -> int:
+        """Number of the process, from 1: another one means that the last has died."""
+        return self._attempt
+
     def serves(self, order: Order) -> bool:
         """Whether ``order`` is loaded, proven and open for requests."""
         return self.state is State.SERVING and self.pinned is order
@@ -276,7 +281,8 @@ class Engine:
             return self._ended(State.UNHEALTHY, detail)
         except ForeignServer as error:
             return self._ended(State.UNHEALTHY, str(error))
-        self.sglang_version = info.get("version")
+        version = info.get("version")
+        self.sglang_version = version if isinstance(version, str) else None
         self.slots.limit = self._config.max_requests or own_limit(info)
         self._alive_since = self._clock()
         self.was_ready = True

@@ -13,7 +13,6 @@ import math
 import secrets
 from collections import OrderedDict
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -89,13 +88,6 @@ def new_weight_version(target: PinTarget) -> str:
     return f"{target.run}:{target.step}:{target.digest[:8]}:{secrets.token_hex(4)}"
 
 
-def versions_of(meta_info: dict[str, Any]) -> set[str]:
-    """All weight versions that took part in a response; empty when it names none."""
-    spans = meta_info.get("weight_versions") or []
-    versions = {span.get("version") for span in spans} | {meta_info.get("weight_version")}
-    return {str(version) for version in versions if version is not None}
-
-
 async def drain(api: EngineAPI, slots: Slots, timeout_s: float) -> None:
     """Let running requests finish within ``timeout_s``, then abort them; raises PinFailed."""
     if await slots.wait_idle(timeout_s):
@@ -149,12 +141,12 @@ async def _canary(api: EngineAPI, version: str) -> None:
     answers = await api.generate(
         [CANARY_IDS], [sampling], [f"canary/{version}/"], timeout_s=CANARY_TIMEOUT_S, logprobs=True
     )
-    meta_info = answers[0].get("meta_info") or {}
-    if versions_of(meta_info) != {version}:
+    answer = answers[0]
+    if answer.versions != {version}:
         raise PinFailed(
-            PinStage.CANARY, f"it was answered by {sorted(versions_of(meta_info))}, not {version!r}"
+            PinStage.CANARY, f"it was answered by {sorted(answer.versions)}, not {version!r}"
         )
-    values = [entry[0] for entry in meta_info.get("output_token_logprobs") or []]
+    values = answer.logprobs
     if len(values) != CANARY_TOKENS:
         raise PinFailed(
             PinStage.CANARY, f"{len(values)} of {CANARY_TOKENS} tokens have a log-probability"

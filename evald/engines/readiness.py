@@ -50,9 +50,13 @@ async def wait_ready(api: EngineAPI, launched: Launched, probe_timeout_s: float)
 
 def own_limit(server_info: dict[str, Any]) -> int:
     """Read how many requests the server runs at the same time, by its own account."""
-    states = server_info.get("internal_states") or []
-    limits = [state.get("effective_max_running_requests_per_dp") for state in states]
-    total = sum(limit for limit in limits if isinstance(limit, int))
+    states = server_info.get("internal_states")
+    limits = [
+        state.get("effective_max_running_requests_per_dp")
+        for state in (states if isinstance(states, list) else [])
+        if isinstance(state, dict)
+    ]
+    total = sum(limit for limit in limits if isinstance(limit, int) and limit > 0)
     return min(total or DEFAULT_LIMIT, MAX_LIMIT)
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
 
 import msgspec
 import structlog
 
+from evald.engines.answers import COMPLETE, Answer
 from evald.engines.api import EngineBusy, EngineError, EngineRejected, EngineUnreachable
 from evald.engines.engine import Engine
-from evald.engines.pin import versions_of
 from evald.engines.state import State
 from evald.errors import GenerationFailed, Unhealthy
 from evald.postures.campaign import Campaign
@@ -25,8 +24,10 @@ FIRST_RETRY_S = 0.05
 MAX_RETRY_S = 2.0
 #: answers that are none (500, no JSON) before the request fails.
 MAX_ERRORS = 3
-#: finish reasons of a complete answer.
-COMPLETE = frozenset({"stop", "length"})
+#: engines that die under one request before it has an engine to itself, and before it fails: a
+#: question that kills servers must not cost the fleet, nor the questions beside it.
+DEATHS_ALONE = 2
+MAX_DEATHS = 3
 
 
 class _Progress(msgspec.Struct):
@@ -38,6 +39,11 @@ class _Progress(msgspec.Struct):
     errors: int = 0
     trouble: str = "no engine was free"
     avoid: Engine | None = None
+    #: engines, with the number of their process, that were cut off while they answered.
+    cut_off: set[tuple[Engine, int]] = msgspec.field(default_factory=set)
+
+    def deaths(self) -> int:
+        return sum(engine.life != life or not engine.alive for engine, life in self.cut_off)
 
     def missing(self) -> list[int]:
         return [number for number, answer in enumerate(self.answers) if answer is None]
@@ -62,8 +68,11 @@ class Router:
                         wait_s = FIRST_RETRY_S * 2.0 ** min(progress.attempt - 1, 10)
                         await asyncio.sleep(min(wait_s, MAX_RETRY_S))
                     progress.attempt += 1
-                    engine = await self._admit(campaign, len(missing), progress.avoid)
-                    await self._attempt(campaign, engine, progress, missing, deadline)
+                    engine, places = await self._admit(campaign, len(missing), progress)
+                    try:
+                        await self._attempt(campaign, engine, progress, missing, deadline)
+                    finally:
+                        engine.slots.leave(places)
         except TimeoutError as error:
             raise GenerationFailed(
                 "timeout",
@@ -72,19 +81,27 @@ class Router:
             ) from error
         return [answer for answer in progress.answers if answer is not None]
 
-    async def _admit(self, campaign: Campaign, count: int, avoid: Engine | None) -> Engine:
-        """Wait for a verified engine with room, and take ``count`` places on it."""
+    async def _admit(
+        self, campaign: Campaign, count: int, progress: _Progress
+    ) -> tuple[Engine, int]:
+        """Wait for a verified engine with room; the engine, and how many places were taken."""
         while True:
             ticket = self._changes.ticket()
             if campaign.closed:
                 raise GenerationFailed("error", "the point has ended")
+            deaths = progress.deaths()
+            if deaths >= MAX_DEATHS:
+                raise GenerationFailed(
+                    "error", f"{deaths} engines died while they answered; last: {progress.trouble}"
+                )
             serving = [engine for engine in self._engines if engine.serves(campaign.order)]
             # an engine that just failed this request is the last choice, not none
-            serving.sort(key=lambda e: (e is avoid, e.slots.in_flight / e.slots.limit))
+            serving.sort(key=lambda e: (e is progress.avoid, e.slots.in_flight / e.slots.limit))
             for engine in serving:
-                if engine.slots.fits(count):
-                    engine.slots.enter(count)
-                    return engine
+                places = max(count, engine.slots.limit) if deaths >= DEATHS_ALONE else count
+                if engine.slots.fits(places):
+                    engine.slots.enter(places)
+                    return engine, places
             wait_s = self._alive_timeout_s
             if not serving:
                 wait_s -= time.monotonic() - (campaign.down_since or time.monotonic())
@@ -114,7 +131,7 @@ class Router:
         request = progress.request
         # SGLang aborts by prefix: the closing slash keeps sample 1 apart from sample 10
         rids = [f"{request.rid}/{progress.attempt}/{number}/" for number in missing]
-        began = time.monotonic()
+        began, life = time.monotonic(), engine.life
         progress.avoid = engine
         answered = False
         try:
@@ -128,7 +145,11 @@ class Router:
         except EngineRejected as error:
             answered = True
             raise GenerationFailed("rejected", str(error)) from error
-        except (EngineUnreachable, EngineBusy) as error:
+        except EngineUnreachable as error:
+            progress.cut_off.add((engine, life))
+            progress.trouble = f"{engine.name}: {error}"
+            return
+        except EngineBusy as error:
             progress.trouble = f"{engine.name}: {error}"
             return
         except EngineError as error:
@@ -138,10 +159,12 @@ class Router:
                 raise GenerationFailed("error", progress.trouble) from error
             return
         finally:
-            engine.slots.leave(len(missing))
             if not answered:
                 engine.abort_soon(rids)
         engine.answered()
+        if campaign.closed:
+            # whoever asked has given up the pin: its weights may be others by now
+            raise GenerationFailed("error", "the point has ended")
         latency_s = time.monotonic() - began
         for number, answer in zip(missing, raw, strict=True):
             void = self._void(campaign, engine, answer)
@@ -150,13 +173,11 @@ class Router:
             else:
                 progress.answers[number] = _generation(answer, engine.name, latency_s)
 
-    def _void(self, campaign: Campaign, engine: Engine, answer: dict[str, Any]) -> str:
+    def _void(self, campaign: Campaign, engine: Engine, answer: Answer) -> str:
         """Say why an answer does not count; empty when it does."""
-        meta_info = answer.get("meta_info") or {}
-        reason = (meta_info.get("finish_reason") or {}).get("type")
-        if reason not in COMPLETE:
-            return f"the answer ended with {reason!r}"
-        versions = versions_of(meta_info)
+        if answer.reason not in COMPLETE:
+            return f"the answer ended with {answer.reason!r}"
+        versions = answer.versions
         if not versions or not versions <= campaign.versions:
             detail = f"an answer came from weights {sorted(versions)}, not of the pin"
             log.error("foreign_weights", engine=engine.name, versions=sorted(versions))
@@ -165,13 +186,13 @@ class Router:
         return ""
 
 
-def _generation(answer: dict[str, Any], engine: str, latency_s: float) -> Generation:
-    meta_info = answer["meta_info"]
+def _generation(answer: Answer, engine: str, latency_s: float) -> Generation:
     return Generation(
-        output_ids=list(answer["output_ids"]),
-        text=answer.get("text", ""),
-        finish_reason=meta_info["finish_reason"]["type"],
-        weight_version=meta_info["weight_version"],
+        output_ids=answer.output_ids or [],
+        text=answer.text or "",
+        finish_reason=answer.reason or "",
+        # a label of the pin, whichever of its spans it names
+        weight_version=answer.meta_info.weight_version or max(answer.versions),
         engine=engine,
         latency_s=latency_s,
     )

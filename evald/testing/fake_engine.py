@@ -82,6 +82,8 @@ class FakeEngine:
         self.requests: list[str] = []
         #: bodies of update_weights_from_disk.
         self.updates: list[dict[str, Any]] = []
+        #: a prompt that kills the engine while it answers, as some have killed SGLang.
+        self.poison: list[int] | None = None
         #: rids that were aborted.
         self.aborted: list[str] = []
         self._tensors = _load(model)
@@ -243,6 +245,8 @@ class FakeEngine:
     ) -> dict[str, Any]:
         aborted = self._running[rid] = asyncio.Event()
         try:
+            if prompt == self.poison:
+                self.die()
             if self.delay_s and not logprobs:
                 async with asyncio.timeout(self.delay_s):
                     await aborted.wait()

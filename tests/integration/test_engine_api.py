@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from evald.engines import api as api_module
 from evald.engines.api import (
     EngineAPI,
     EngineBusy,
@@ -56,10 +59,9 @@ async def test_control_calls(api: EngineAPI, launcher: FakeLauncher, tmp_path: P
 async def test_generate(api: EngineAPI) -> None:
     sampling = [{"max_new_tokens": 4}, {"max_new_tokens": 64}]
     answers = await api.generate([[1], [2]], sampling, ["a/", "b/"], timeout_s=5.0, logprobs=True)
-    assert [answer["text"] for answer in answers] == [r"\box", r"\boxed{3}"]
-    reasons = [answer["meta_info"]["finish_reason"]["type"] for answer in answers]
-    assert reasons == ["length", "stop"]
-    assert len(answers[0]["meta_info"]["output_token_logprobs"]) == 4
+    assert [answer.text for answer in answers] == [r"\box", r"\boxed{3}"]
+    assert [answer.reason for answer in answers] == ["length", "stop"]
+    assert answers[0].logprobs == [-0.5] * 4
 
 
 @pytest.mark.parametrize(
@@ -131,8 +133,9 @@ async def test_success_is_never_taken_from_the_status_alone(
         b"<html>",
         {"success": True},
         {},
-        [{}],
+        [{"meta_info": {}}],
         [1],
+        b"[" * 100_000,
     ]
     with pytest.raises(EngineError, match="update_weights_from_disk: no"):
         await api.update_weights("/x", "v", "auto", 5.0)
@@ -142,6 +145,61 @@ async def test_success_is_never_taken_from_the_status_alone(
         await api.model_info()
     with pytest.raises(EngineError, match="weights_checker: no checksum"):
         await api.weights_checksum(5.0)
-    for rids in (["a/"], ["a/", "b/"], ["a/"]):
-        with pytest.raises(EngineError, match="answers expected"):
+    for rids, fault in (
+        (["a/"], "Expected `array`, got `object`"),
+        (["a/", "b/"], "2 answers expected, got 1"),
+        (["a/"], "Expected `object`, got `int`"),
+    ):
+        with pytest.raises(EngineError, match=f"generate: {fault}"):
             await api.generate([[1]], [{}], rids, timeout_s=5.0)
+    with pytest.raises(EngineError, match="model_info: a JSON object expected"):
+        await api.model_info()
+
+
+@pytest.fixture
+async def endless() -> AsyncIterator[str]:
+    """A server whose answers never end: a byte now and then, or as fast as they are read."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        slow = request.path == "/health_generate"
+        with contextlib.suppress(ConnectionError):
+            while True:
+                await response.write(b"x" if slow else b"x" * 65536)
+                await asyncio.sleep(0.02 if slow else 0)
+        return response
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    await runner.cleanup()
+
+
+async def test_answers_without_an_end_are_given_up(
+    endless: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api_module, "MAX_ANSWER_BYTES", 1 << 20)
+    api = EngineAPI(endless, None, limit=4)
+    with pytest.raises(EngineUnreachable, match=r"health_generate: no answer within 0\.2 s"):
+        await api.health_generate(0.2)
+    with pytest.raises(EngineError, match="larger than 1048576 bytes"):
+        await api.weights_checksum(10.0)
+    await api.close()
+
+
+async def test_a_deadline_holds_while_all_connections_are_taken(launcher: FakeLauncher) -> None:
+    launched = await launcher.launch(1)
+    launcher.engines[0].delay_s = 30.0
+    api = EngineAPI(launched.url, launched.api_key, limit=1 - api_module.CONTROL_CONNECTIONS)
+    asking = asyncio.create_task(api.generate([[1]], [{}], ["a/"], timeout_s=20.0))
+    while not launcher.engines[0]._running:
+        await asyncio.sleep(0.01)
+    with pytest.raises(EngineUnreachable, match=r"health_generate: no answer within 0\.2 s"):
+        await api.health_generate(0.2)
+    asking.cancel()
+    await asyncio.wait({asking})
+    await api.close()

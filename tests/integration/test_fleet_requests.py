@@ -12,7 +12,9 @@ from fleet_rig import fleet, texts
 from evald.engines import readiness
 from evald.engines.state import RestartPolicy
 from evald.errors import GenerationFailed, Unhealthy
+from evald.postures.contract import GenerateRequest
 from evald.testing import (
+    FakeEngine,
     Fault,
     write_base_model,
 )
@@ -46,13 +48,35 @@ async def test_dead_engine_is_restarted_pinned_again_and_requests_survive(base: 
         assert rig.posture.engines()[0].restarts == 1
 
 
+async def test_a_question_that_kills_engines_costs_itself_only(base: Path) -> None:
+    def configure(fake: FakeEngine) -> None:
+        # its prompt is what no other has
+        fake.poison = [6, 6, 6]
+
+    async with fleet(base, engines=2, configure=configure, delay_s=0.1) as rig:
+        pin = await rig.posture.pin(rig.target(1))
+        poison = GenerateRequest(
+            input_ids=[6, 6, 6], sampling=[{"max_new_tokens": 32}], rid="poison", timeout_s=20.0
+        )
+        asking = [asyncio.create_task(rig.ask(pin, samples=2, timeout_s=20.0)) for _ in range(6)]
+        with pytest.raises(GenerationFailed, match="3 engines died while they answered") as caught:
+            await rig.posture.generate(pin, poison)
+        assert caught.value.kind == "error"
+        answers = [answer for group in await asyncio.gather(*asking) for answer in group]
+        assert texts(answers) == [r"\boxed{1}"] * 12
+        assert sum(view.restarts for view in rig.posture.engines()) == 3
+        assert [rig.engine(index).slots.in_flight for index in range(2)] == [0, 0]
+
+
 async def test_drain_lets_requests_finish_before_the_next_pin(base: Path) -> None:
     async with fleet(base, delay_s=0.3) as rig:
         pin = await rig.posture.pin(rig.target(1))
         asking = asyncio.create_task(rig.ask(pin))
         await rig.until(lambda: rig.engine().slots.in_flight == 1)
         second = await rig.posture.pin(rig.target(2))
-        assert texts(await asking) == [r"\boxed{1}"]
+        with pytest.raises(GenerationFailed, match="the point has ended"):
+            await asking  # it was not aborted, but its point has ended
+        assert rig.fake().aborted == []
         assert texts(await rig.ask(second)) == [r"\boxed{2}"]
         with pytest.raises(GenerationFailed, match="the point has ended"):
             await rig.ask(pin)
@@ -71,6 +95,17 @@ async def test_drain_deadline_aborts_what_runs(base: Path) -> None:
         assert texts(await rig.ask(second)) == [r"\boxed{2}"]
         with pytest.raises(GenerationFailed, match="the point has ended"):
             await asking
+
+
+async def test_an_answer_that_comes_after_the_point_has_ended_never_counts(base: Path) -> None:
+    async with fleet(base, delay_s=0.2) as rig:
+        pin = await rig.posture.pin(rig.target(1))
+        asking = asyncio.create_task(rig.ask(pin))
+        await rig.until(lambda: rig.engine().slots.in_flight == 1)
+        await rig.posture.unpin(pin)
+        with pytest.raises(GenerationFailed, match="the point has ended"):
+            await asking
+        assert rig.fake().aborted == []  # it was a late answer, not a lost one
 
 
 @pytest.mark.parametrize("fault", [Fault.ABORT, Fault.BUSY, Fault.DROP, Fault.FAIL])

@@ -13,7 +13,6 @@ from evald.engines.pin import (
     PinStage,
     is_gone,
     new_weight_version,
-    versions_of,
 )
 from evald.engines.slots import Slots
 from evald.postures.contract import PinTarget
@@ -28,14 +27,6 @@ def test_weight_version_names_run_step_digest_and_is_never_used_again() -> None:
     assert len(versions) == 100
     assert all(re.fullmatch(r"demo:40:01234567:[0-9a-f]{8}", version) for version in versions)
     assert new_weight_version(target(-1)).startswith("demo:-1:")
-
-
-def test_versions_of_a_response_are_all_that_took_part() -> None:
-    spans = [{"version": "a", "start": 0, "end": 3}, {"version": "b", "start": 3, "end": 5}]
-    assert versions_of({"weight_version": "b", "weight_versions": spans}) == {"a", "b"}
-    assert versions_of({"weight_version": "b"}) == {"b"}
-    assert versions_of({"weight_version": "b", "weight_versions": None}) == {"b"}
-    assert versions_of({}) == set()
 
 
 def test_checksum_of_a_digest_must_stay_the_same() -> None:

@@ -1,0 +1,41 @@
+"""Text from elsewhere (file names, answers, messages), made fit for one line of a record."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+#: a sentence that is longer tells nothing more.
+_MAX_CHARS = 2000
+
+
+def one_line(text: str) -> str:
+    """Return ``text`` printable and on one line; what is not printable is escaped."""
+    if not text.isprintable():
+        text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    return text if len(text) <= _MAX_CHARS else text[: _MAX_CHARS - 3] + "..."
+
+
+def encode_json(struct: msgspec.Struct) -> bytes:
+    """Return ``struct`` as JSON, also where it holds text that UTF-8 cannot.
+
+    Half a surrogate pair stands for a byte of a file's name that is not UTF-8, or ends an answer
+    that was cut; it is escaped.
+    """
+    try:
+        return msgspec.json.encode(struct)
+    except UnicodeEncodeError:
+        return msgspec.json.encode(_encodable(msgspec.to_builtins(struct)))
+
+
+def _encodable(value: Any) -> Any:
+    match value:
+        case str():
+            return value.encode("utf-8", "backslashreplace").decode()
+        case dict():
+            return {_encodable(key): _encodable(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_encodable(item) for item in value]
+        case _:
+            return value
