@@ -10,6 +10,9 @@ from collections.abc import Sequence
 from evald import __version__
 from evald.errors import EXIT_CONFIG, ConfigError, EvaldError
 
+_DESCRIPTION = "The eval node of LLM training: drop a snapshot, get a point on the curve."
+EXIT_INTERRUPTED = 130
+
 #: command -> (module in evald.commands, one line of help); the module is imported when it is used.
 _COMMANDS = {
     "run": "run the daemon until it is told to stop",
@@ -25,8 +28,15 @@ _COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the return value is the exit code."""
+    try:
+        return _main(argv)
+    except KeyboardInterrupt:  # a command that has more to do on Ctrl-C sees to it itself
+        return EXIT_INTERRUPTED
+
+
+def _main(argv: Sequence[str] | None) -> int:
     argv = sys.argv[1:] if argv is None else list(argv)
-    parser = argparse.ArgumentParser(prog="evald", description=__doc__)
+    parser = argparse.ArgumentParser(prog="evald", description=_DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"evald {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     chosen = next((word for word in argv if word in _COMMANDS), None)

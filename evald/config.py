@@ -16,9 +16,20 @@ Count = Annotated[int, Meta(ge=0)]
 Positive = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(gt=0)]
 Share = Annotated[float, Meta(ge=0, le=1)]
-Text = Annotated[str, Meta(min_length=1)]
+# a description says what is allowed where the bound alone would not tell a person
+Text = Annotated[str, Meta(min_length=1, description="text that is not empty")]
 #: a name that becomes a path component and part of metric names.
-Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@+-]{0,127}$")]
+Name = Annotated[
+    str,
+    Meta(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._@+-]{0,127}$",
+        description="letters, digits and . _ @ + -, the first a letter or digit, 128 at most",
+    ),
+]
+#: octal mode of files or directories.
+Mode = Annotated[
+    str, Meta(pattern=r"^0?[0-7]{3,4}$", description='an octal mode as text, such as "0644"')
+]
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -31,7 +42,10 @@ class Staging(Table, frozen=True, kw_only=True):
     #: directory that is watched, normally on tmpfs; created if it is missing.
     root: Text
     #: name of a snapshot directory; ``{step}`` stands for the step number.
-    pattern: Annotated[str, Meta(pattern=r"\{step\}")] = "step_{step}"
+    pattern: Annotated[
+        str,
+        Meta(pattern=r"\{step\}", description="text with {step} in it, such as 'step_{step}'"),
+    ] = "step_{step}"
     #: file that is written last, relative to the snapshot directory.
     marker: Text = ".complete"
     #: evald deletes ended snapshots, and nobody else does; false: evald never deletes here.
@@ -75,8 +89,8 @@ class Results(Table, frozen=True, kw_only=True):
     #: directory of results.jsonl, samples/ and engine logs; created if it is missing.
     dir: Text
     #: octal modes, as text.
-    dir_mode: Annotated[str, Meta(pattern=r"^0?[0-7]{3,4}$")] = "0755"
-    file_mode: Annotated[str, Meta(pattern=r"^0?[0-7]{3,4}$")] = "0644"
+    dir_mode: Mode = "0755"
+    file_mode: Mode = "0644"
     #: group name that owns the files; None: the daemon's own.
     group: str | None = None
 

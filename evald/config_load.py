@@ -88,7 +88,7 @@ def _expand(value: Any, environ: Mapping[str, str], key: str, problems: list[str
                 f"{key}: environment variable {name} is not set; "
                 f"set it, or write ${{{name}:-default}}"
             )
-            return ""
+            return match[0]  # not an empty text, which would be a second fault
         return default
 
     return _VARIABLE.sub(substitute, value)
@@ -107,8 +107,16 @@ def _inherit_defaults(raw: dict[str, Any], problems: list[str]) -> list[Any]:
     defaults = raw.get("defaults", {})
     if not isinstance(defaults, dict):
         return sets  # reported where [defaults] itself is built
-    known = {k: v for k, v in defaults.items() if k in Defaults.__struct_fields__}
+    types = {field.name: field.type for field in msgspec.structs.fields(Defaults)}
+    # a bad default is one fault of [defaults], not one of every set
+    known = {k: v for k, v in defaults.items() if k in types and _fits(types[k], v)}
     return [{**known, **s} if isinstance(s, dict) else s for s in sets]
+
+
+def _fits(kind: Any, raw: Any) -> bool:
+    problems: list[str] = []
+    _field(kind, raw, "", problems)
+    return not problems
 
 
 def _build(kind: type[Table], raw: Any, key: str, problems: list[str]) -> Any:
@@ -164,8 +172,18 @@ def _allowed(kind: Any, message: str) -> str:
     choices = _choices(kind)
     if choices:
         return "must be one of " + ", ".join(_show(c) for c in choices)
+    if described := _description(kind):
+        return f"must be {described}"
     message = message.split(" - at ", maxsplit=1)[0].replace("`", "")
-    return message[0].lower() + message[1:].replace(", got " + message.split(", got ")[-1], "")
+    message = message[0].lower() + message[1:].replace(", got " + message.split(", got ")[-1], "")
+    return message.replace(" | null", "")  # TOML has no null: a key is there or not
+
+
+def _description(kind: Any) -> str | None:
+    for meta in getattr(kind, "__metadata__", ()):
+        if isinstance(meta, msgspec.Meta) and meta.description:
+            return meta.description
+    return None
 
 
 def _choices(kind: Any) -> list[Any]:

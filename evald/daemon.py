@@ -40,7 +40,6 @@ from evald.text import one_line
 
 log = structlog.get_logger(__name__)
 
-
 #: more than ever work at the same time beside one for each point in flight; most stay unmade.
 _THREADS = 24
 

@@ -14,7 +14,7 @@ import msgspec
 
 from evald import __version__
 from evald.config import Dispatch
-from evald.errors import EvalSkip, SnapshotGone, Superseded
+from evald.errors import EvalSkip, SnapshotGone, Superseded, Unhealthy
 from evald.point import EvalPoint, Outcome, SkipReason, Timings
 from evald.postures.contract import PointResult, Posture, SetResult
 from evald.results.records import PointRecord, SetRecord
@@ -23,6 +23,8 @@ from evald.text import one_line
 
 #: share of samples cut by a deadline above which what is left is no measurement.
 _MAX_TIMEOUT_SHARE = 0.5
+#: within that the engines' own task has ended the daemon.
+_STOP_COMES_S = 10.0
 #: state of a point -> the field of its timings.
 _STAGES = {
     "preparing": "prepare_s",
@@ -80,7 +82,15 @@ class Measure:
             )
             return self._judge(life, result)
         except EvalSkip as skip:
+            if self._is_stopping(skip):
+                await asyncio.sleep(_STOP_COMES_S)
             return skipped_record(point, skip.reason, skip.detail, life=life)
+
+    def _is_stopping(self, skip: EvalSkip) -> bool:
+        """Tell whether no engine is left, which stops the daemon: the point resumes later."""
+        engines = self._posture.engines()
+        lost = bool(engines) and all(engine.state == "quarantined" for engine in engines)
+        return isinstance(skip, Unhealthy) and lost
 
     async def _prepare(self, life: _Life) -> Any:
         """Read and hash while an earlier point still has the engines."""

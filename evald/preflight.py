@@ -64,12 +64,9 @@ def preflight(config: Config) -> Preflight:
     problems += _python(config)
     problems += _writable("staging.root", Path(config.staging.root), owned=config.staging.owned)
     problems += _writable("results.dir", Path(config.results.dir), owned=True)
+    problems += _group(config)
     problems += _socket(config)
     problems += _reused_root(config)
-    try:
-        Modes.of(config.results)
-    except LedgerError as error:
-        problems.append(f"results.group: {error}")
     fleet = None
     if config.fleet is not None:
         try:
@@ -87,7 +84,15 @@ def _base_model(config: Config, problems: list[str]) -> BaseModel | None:
     posture = type(config.posture).__name__.lower()
     if model is None:
         return None
-    if not model.is_dir():
+    try:
+        is_dir = model.is_dir()
+    except OSError as error:
+        problems.append(
+            f"{posture}.model: cannot look for {model}: {error.strerror}; let the daemon's user "
+            f"(uid {os.getuid()}) into the directories above it"
+        )
+        return None
+    if not is_dir:
         problems.append(
             f"{posture}.model: {model} is not a directory; give the local directory of the base "
             "model (a hub id must be downloaded first)"
@@ -113,9 +118,7 @@ def _python(config: Config) -> list[str]:
 
 def _writable(key: str, directory: Path, *, owned: bool) -> list[str]:
     """Look at the nearest directory that exists: the daemon makes what is missing below it."""
-    at = directory
-    while not at.exists() and at != at.parent:
-        at = at.parent
+    at = _nearest(directory)
     if not at.is_dir():
         return [f"{key}: {at} is not a directory; choose another path, or remove the file"]
     needed = os.W_OK | os.X_OK if owned else os.R_OK | os.X_OK
@@ -127,18 +130,39 @@ def _writable(key: str, directory: Path, *, owned: bool) -> list[str]:
     return []
 
 
+def _nearest(path: Path) -> Path:
+    """Return the path, or the nearest one above it that exists and can be looked at."""
+    while path != path.parent:
+        try:
+            if path.exists():
+                return path
+        except OSError:
+            pass  # a closed directory hides it: that one is what a person must hear of
+        path = path.parent
+    return path
+
+
+def _group(config: Config) -> list[str]:
+    try:
+        Modes.of(config.results)
+    except LedgerError as error:
+        return [f"results.group: {error}"]
+    return []
+
+
 def _socket(config: Config) -> list[str]:
     try:
         socket_path(config)
     except ConfigError as error:
         return error.problems
-    return []
+    path = config.status.socket
+    return [] if path is None else _writable("status.socket", Path(path).parent, owned=True)
 
 
 def _reused_root(config: Config) -> list[str]:
     """Refuse to own a directory from which the trainer itself resumes: evald would delete it."""
     root = Path(config.staging.root)
-    if not config.staging.owned or not root.is_dir():
+    if not config.staging.owned or _nearest(root) != root:
         return []
     name = Path(config.staging.pattern).parts[0].replace("{step}", "*")
     for pattern in TRAINING_STATE:
@@ -158,7 +182,7 @@ def _notes(config: Config, base: BaseModel | None) -> list[str]:
     staging = config.staging
     notes = [] if base is None else _size_notes(config, base.size_bytes)
     root = Path(staging.root)
-    if staging.owned and root.is_dir():
+    if staging.owned and _nearest(root) == root:
         sentence = deletable(root)
         if sentence is not None:
             notes.append(f"WARNING: {sentence}")
@@ -185,10 +209,7 @@ def _size_notes(config: Config, snapshot_bytes: int) -> list[str]:
         f"{_gigabytes(peak)} at the peak"
     )
     root = Path(staging.root)
-    at = root
-    while not at.exists():
-        at = at.parent
-    usage = shutil.disk_usage(at)
+    usage = shutil.disk_usage(_nearest(root))
     if usage.total < peak:
         notes.append(
             f"WARNING: the file system of {root} has {_gigabytes(usage.total)} in all, less than "

@@ -17,6 +17,7 @@ def run(args: argparse.Namespace) -> int:
     from evald.config_load import dump_config, load_config
     from evald.engines.prepare import explain_fleet
     from evald.evals.preparation import check_prompts
+    from evald.log import configure_logging
     from evald.preflight import preflight
 
     config = load_config(args.config)
@@ -30,6 +31,7 @@ def run(args: argparse.Namespace) -> int:
     print()
     for loaded in checked.sets:
         print(f"eval set {loaded.eval_set.name}: {len(loaded.questions)} questions")
+    configure_logging("warning")  # this output is for a person
     prompts = []
     if config.model_dir is not None:
         context_len = checked.context_len(config)

@@ -37,7 +37,10 @@ def run(args: argparse.Namespace) -> int:
     from evald.results.locate import results_file
 
     try:
-        with Follower(results_file(args.results)) as follower:
+        path = results_file(args.results)
+        if not path.exists():
+            print(f"evald: {path} does not exist yet", file=sys.stderr)
+        with Follower(path) as follower:
             _print(follower.read(), args.after)
             if args.once:
                 return 0

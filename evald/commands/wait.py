@@ -82,7 +82,8 @@ def _wait(follower: Follower, args: argparse.Namespace, deadline_s: float) -> in
         if len(ended) == args.points:
             settled_s = settled_s or now_s + args.settle
             if now_s >= settled_s:
-                return _say(0, f"{args.points} points have ended: {_outcomes(ended)}")
+                what = "point has" if args.points == 1 else "points have"
+                return _say(0, f"{args.points} {what} ended: {_outcomes(ended)}")
         elif now_s >= deadline_s:
             return _say(
                 EXIT_TIMEOUT,

@@ -176,7 +176,9 @@ class Scene:
             if row.record is not None:
                 row.state = str(row.record.outcome)
             elif view is not None:
-                row.state = view.state
+                # the status is up to a second old, and the ledger may know better
+                late = row.sets_done and view.state in {"preparing", "waiting", "pinning"}
+                row.state = "evaluating" if late else view.state
                 row.scores |= {s.name: s.score for s in view.sets if s.score is not None}
             elif row.published:
                 row.state = "published"

@@ -59,7 +59,8 @@ class Screen:
     def _erase(self) -> None:
         """Go back to where the table began and clear from there on."""
         if self._drawn:
-            self._out.write(f"\x1b[{self._drawn}A\x1b[J")
+            # from the first column on: the terminal may have echoed a ^C
+            self._out.write(f"\r\x1b[{self._drawn}A\x1b[J")
             self._drawn = 0
 
     def _changes(self, scene: Scene, elapsed_s: float) -> Iterator[str]:

@@ -106,6 +106,8 @@ class Engine:
         self.sglang_version: str | None = None
         self.was_ready = False
         self.restarts = 0
+        #: number of its process: goes up with each launch.
+        self.life = 0
         self.last_answer = -float("inf")
         #: set when there is something new to look at: an order, or distrust.
         self.woken = asyncio.Event()
@@ -127,6 +129,10 @@ class Engine:
     def alive(self) -> bool:
         """Whether the engine can work, now or after its pin."""
         return self.state in ALIVE
+
+    def is_dead(self, life: int) -> bool:
+        """Whether process number ``life`` has ended, or is ending."""
+        return self.life != life or not self.alive
 
     def serves(self, order: Order) -> bool:
         """Whether ``order`` is loaded, proven and open for requests."""

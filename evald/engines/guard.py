@@ -5,8 +5,9 @@ its own. Standard input is the lifeline: the daemon holds the other end, and its
 gone, however it died) kills the whole tree at once. The guard is a child subreaper: whatever the
 engine orphans becomes the guard's own child and cannot escape.
 
-Lines to the daemon: ``started PID`` or ``failed REASON``, ``exited RETURNCODE`` (the launcher),
-``gone`` (nothing of the engine is left; the guard ends). Line from the daemon: ``stop GRACE_S``.
+Lines to the daemon: ``started PID`` or ``failed REASON``, ``memory PATH`` (shared memory that the
+engine may leave behind), ``exited RETURNCODE`` (the launcher), ``gone`` (nothing of the engine is
+left; the guard ends). Line from the daemon: ``stop GRACE_S``.
 """
 
 from __future__ import annotations
@@ -28,8 +29,10 @@ STEP_S = 0.5
 KILL_STEP_S = 0.005
 #: shell convention for "could not be executed".
 EXEC_FAILED = 127
-#: seconds between two looks at the shared memory of the engine.
+#: seconds between two looks at the shared memory of the engine, while no file of it comes or goes.
 MEMORY_STEP_S = 10.0
+#: looks, STEP_S apart, once one has: a file is there a moment before its owner maps it.
+MEMORY_LOOKS = 3
 #: where it lies, and how the names begin that SGLang, NCCL and Python leave behind when killed.
 SHARED_MEMORY = "/dev/shm/"  # noqa: S108 (POSIX shared memory, no temporary file of ours)
 LEAKING = ("sglang_loads_", "sgl_shm_", "cuda.shm.", "nccl-", "psm_", "sem.mp-")
@@ -117,6 +120,9 @@ class Guard:
         self.pid = 0
         self.launcher_exited = False
         self.memory: set[str] = set()
+        self.memory_changed_ns = -1
+        self.memory_looks = 0
+        self.memory_look_at = 0.0
 
     def start(self) -> bool:
         """Fork the launcher into a session of its own; False, and a report, if it cannot run."""
@@ -165,8 +171,27 @@ class Guard:
 
     def note_memory(self) -> None:
         """Remember which shared memory is the engine's: once it is dead nobody can tell."""
+        found: set[str] = set()
         for pid in descendants(os.getpid()):
-            self.memory |= shared_memory(pid)
+            found |= shared_memory(pid)
+        for path in found - self.memory:
+            _say(f"memory {path}")  # the daemon's work, should the guard be killed
+        self.memory |= found
+
+    def watch_memory(self) -> None:
+        """Look at the engine's shared memory, if there may be more of it than at the last look."""
+        try:
+            changed_ns = os.stat(SHARED_MEMORY).st_mtime_ns  # noqa: PTH116 (as above)
+        except FileNotFoundError:
+            return
+        now = time.monotonic()
+        if changed_ns != self.memory_changed_ns:
+            self.memory_changed_ns = changed_ns
+            self.memory_looks = MEMORY_LOOKS
+        if self.memory_looks > 0 or now >= self.memory_look_at:
+            self.memory_looks -= 1
+            self.memory_look_at = now + MEMORY_STEP_S
+            self.note_memory()
 
     def free_memory(self) -> None:
         """Remove the shared memory that the engine, now gone, has left behind."""
@@ -207,11 +232,8 @@ class Guard:
         """Return once the launcher ended, the daemon is gone, or a stop's grace is over."""
         deadline = float("inf")
         pending = b""
-        look_at = time.monotonic()
         while not self.launcher_exited:
-            if time.monotonic() >= look_at:
-                self.note_memory()
-                look_at = time.monotonic() + MEMORY_STEP_S
+            self.watch_memory()
             timeout_s = min(STEP_S, deadline - time.monotonic())
             if timeout_s <= 0:
                 return

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -67,6 +68,13 @@ def kill_group(group: int, timeout_s: float = KILL_TIMEOUT_S) -> list[int]:
         if not left or time.monotonic() > deadline:
             return left
         time.sleep(POLL_S)
+
+
+def remove_memory(paths: Iterable[Path]) -> None:
+    """Remove the shared memory of an engine of which nothing is left. Blocks."""
+    for path in paths:
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
 
 
 def reap_leftovers(directory: Path) -> list[int]:

@@ -45,6 +45,8 @@ class EngineProcess:
         self._failure = "its guard ended before the launch; the daemon's own log has its last words"
         #: nothing of the engine is left.
         self._gone = False
+        #: shared memory that it may leave behind: removed here only when the guard was killed.
+        self._memory: set[Path] = set()
         self._watching = asyncio.create_task(self._watch(), name=f"engine-process:{name}")
 
     @classmethod
@@ -142,25 +144,33 @@ class EngineProcess:
         if self._guard.stdout is None:
             raise ValueError("the guard must be started with a pipe as its standard output")
         while line := await self._guard.stdout.readline():
-            word, _, value = line.decode().strip().partition(" ")
-            if word == "started":
-                self.pid = int(value)
-                self._reported.set()
-            elif word == "failed":
-                self._failure = value
-            elif word == "exited":
-                self._launcher_ended(int(value))
-            elif word == "gone":
-                self._gone = True
+            self._heard(*line.decode().strip().partition(" ")[::2])
         await self._guard.wait()
         self._reported.set()
         if self.pid and not self._gone:
             log.error("engine_guard_died", engine=self.name, returncode=self._guard.returncode)
             left = await asyncio.to_thread(leftovers.kill_group, self.pid, KILL_TIMEOUT_S)
             self._gone = not left
+            if self._gone:
+                await asyncio.to_thread(leftovers.remove_memory, self._memory)
             self._launcher_ended(-signal.SIGKILL)
         if self._gone:
             await asyncio.to_thread(leftovers.pid_file(self.log_path).unlink, missing_ok=True)
+
+    def _heard(self, word: str, value: str) -> None:
+        """Take in one line of the guard."""
+        match word:
+            case "started":
+                self.pid = int(value)
+                self._reported.set()
+            case "failed":
+                self._failure = value
+            case "memory":
+                self._memory.add(Path(value))
+            case "exited":
+                self._launcher_ended(int(value))
+            case "gone":
+                self._gone = True
 
     def _launcher_ended(self, returncode: int) -> None:
         if self.returncode is None:

@@ -117,6 +117,7 @@ class Supervisor:
         """One server, from launch until nothing of it is left."""
         engine = self._engine
         self._attempt += 1
+        engine.life = self._attempt
         self._alive_since = None
         engine.distrusted = ""
         engine.recalled.clear()

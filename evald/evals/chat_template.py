@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,8 @@ from evald.errors import EvaldError
 
 if TYPE_CHECKING:
     import jinja2
-    from jinja2 import nodes, parser
+
+    from evald.evals.template_sandbox import TemplateSandbox
 
 #: tokens that a template may name.
 _SPECIAL_TOKENS = (
@@ -46,7 +46,7 @@ class ChatTemplate:
         if source is not None:
             text = json.dumps([source, special_tokens], sort_keys=True)
             self.digest = xxhash.xxh3_128_hexdigest(text.encode())
-        self._compiled: jinja2.Template | None = None
+        self._compiled: tuple[TemplateSandbox, jinja2.Template] | None = None
 
     @classmethod
     def read(cls, directory: Path) -> ChatTemplate:
@@ -66,7 +66,8 @@ class ChatTemplate:
 
     def render(self, messages: list[dict[str, Any]], kwargs: dict[str, Any]) -> str:
         """Render chat messages, the assistant's header at the end; raises PromptError."""
-        import jinja2  # noqa: PLC0415 - an idle daemon does not pay for it
+        # an idle daemon does not pay for jinja2
+        from evald.evals.template_sandbox import TemplateSandbox  # noqa: PLC0415
 
         if self.source is None:
             raise PromptError(
@@ -83,19 +84,15 @@ class ChatTemplate:
         }
         try:
             if self._compiled is None:
-                self._compiled = _environment().from_string(self.source)
-            return self._compiled.render(variables)
-        except (
-            jinja2.TemplateError,
-            ArithmeticError,
-            AttributeError,
-            LookupError,
-            RecursionError,
-            TypeError,
-            ValueError,
-        ) as error:
-            # whatever a template's own expressions raise is a fault of template and messages
-            raise PromptError(f"cannot render chat messages: the template says: {error}") from error
+                sandbox = TemplateSandbox()
+                self._compiled = sandbox, sandbox.compile_bounded(self.source)
+            sandbox, template = self._compiled
+            return sandbox.render(template, variables)
+        # whatever a template's own expressions raise is a fault of template and messages
+        except Exception as error:
+            # (it goes into records, where half a surrogate pair has no place)
+            cause = str(error).encode("utf-8", "backslashreplace").decode() or type(error).__name__
+            raise PromptError(f"cannot render chat messages: the template says: {cause}") from error
 
 
 def _template_source(directory: Path, config: dict[str, Any]) -> str | None:
@@ -108,11 +105,13 @@ def _template_source(directory: Path, config: dict[str, Any]) -> str | None:
         raise PromptError(f"cannot read {path}: {error}") from error
     found = config.get("chat_template")
     if isinstance(found, list):
-        named = {item.get("name"): item.get("template") for item in found if isinstance(item, dict)}
+        named = {
+            str(item.get("name")): item.get("template") for item in found if isinstance(item, dict)
+        }
         if "default" not in named:
             raise PromptError(
                 f"cannot choose a chat template: {directory / 'tokenizer_config.json'} names "
-                f"{', '.join(map(str, named)) or 'none'}, and none is called default"
+                f"{', '.join(named) or 'none'}, and none is called default"
             )
         found = named["default"]
     if found is not None and not isinstance(found, str):
@@ -129,54 +128,8 @@ def _read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_bytes())
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise PromptError(f"cannot read {path}: {error}") from error
     if not isinstance(value, dict):
         raise PromptError(f"cannot read {path}: it is not a JSON object")
     return value
-
-
-def _environment() -> jinja2.Environment:
-    """Build the environment that templates are written for: sandboxed, blocks trimmed."""
-    import jinja2  # noqa: PLC0415 - an idle daemon does not pay for it
-    from jinja2 import ext, sandbox  # noqa: PLC0415 - as above
-
-    class Generation(ext.Extension):
-        """``{% generation %}`` marks what a trainer masks; here it is only its content."""
-
-        tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
-
-        def parse(self, parser: parser.Parser) -> nodes.Node | list[nodes.Node]:
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-    def raise_exception(message: str) -> None:
-        raise jinja2.TemplateError(message)
-
-    def strftime_now(pattern: str) -> str:
-        return datetime.now().strftime(pattern)  # noqa: DTZ005 - templates expect local time
-
-    environment = sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, ext.loopcontrols]
-    )
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = raise_exception
-    environment.globals["strftime_now"] = strftime_now
-    return environment
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Plain JSON: jinja2's own filter escapes HTML characters, which models never saw."""
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-    )

@@ -10,6 +10,7 @@ raises GraderFailed, and that is not a wrong answer.
 
 from __future__ import annotations
 
+import difflib
 import re
 from importlib import metadata
 from typing import Any
@@ -68,8 +69,10 @@ def check_grader(eval_set: EvalSet) -> list[str]:
     """One sentence for each fault of the grader's settings, the key in front."""
     inner = eval_set.grader.removeprefix(BOXED)
     if inner not in GRADERS:
-        names = ", ".join([*GRADERS, *(BOXED + name for name in GRADERS)])
-        return [f"grader: {eval_set.grader!r} is unknown; give one of {names}"]
+        names = [*GRADERS, *(BOXED + name for name in GRADERS)]
+        near = difflib.get_close_matches(eval_set.grader, names, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        return [f"grader: {eval_set.grader!r} is unknown; give one of {', '.join(names)}{hint}"]
     if inner == "choice" and len(set(eval_set.choices)) != len(eval_set.choices):
         return [f"choices: {eval_set.choices!r} has a letter twice; name each once"]
     if inner == "regex":

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -39,8 +41,10 @@ class ModelLimits(msgspec.Struct, frozen=True):
         path = model_dir / "config.json"
         try:
             config = json.loads(path.read_bytes())
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise PromptError(f"cannot read {path}: {error}") from error
+        if not isinstance(config, dict):
+            raise PromptError(f"cannot read {path}: it is not a JSON object")
         # multimodal models keep what concerns text in a table of its own
         text = config.get("text_config")
         config = config | text if isinstance(text, dict) else config
@@ -88,17 +92,16 @@ class PromptEncoder:
         """Build the tokenizer; raises PromptError. Blocking, seconds for a large vocabulary."""
         from tokenizers import Tokenizer  # noqa: PLC0415 - an idle daemon does not pay for it
 
-        try:
+        with _faults("cannot load tokenizer.json"):
             self._tokenizer: Tokenizer = Tokenizer.from_buffer(files.content)
-        except ValueError as error:
-            raise PromptError(f"cannot load tokenizer.json: {error}") from error
         # both may be stored in the file, and would cut or fill prompts without a word
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._limits = limits
         self.files = files
         bos = files.template.special_tokens.get("bos_token")
-        self._bos_id = None if bos is None else self._tokenizer.token_to_id(bos)
+        with _faults(f"cannot look up bos_token {bos!r}"):
+            self._bos_id = None if bos is None else self._tokenizer.token_to_id(bos)
 
     def encode(
         self,
@@ -124,12 +127,14 @@ class PromptEncoder:
         else:
             rendered = self.files.template.render(prompt, kwargs)
             # the template writes its special tokens itself
-            ids = self._tokenizer.encode(rendered, add_special_tokens=False).ids
+            with _faults("cannot encode the prompt"):
+                ids = self._tokenizer.encode(rendered, add_special_tokens=False).ids
         self._check(ids, max_response_len)
         return ids
 
     def _encode_text(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=True).ids
+        with _faults("cannot encode the prompt"):
+            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=True).ids
         if self._bos_id is not None and ids[:2] == [self._bos_id, self._bos_id]:
             # the text brought its own
             del ids[0]
@@ -159,6 +164,20 @@ class PromptEncoder:
             )
 
 
+@contextmanager
+def _faults(what: str) -> Iterator[None]:
+    """Make whatever the tokenizers library raises a PromptError."""
+    try:
+        yield
+    except Exception as error:
+        raise PromptError(f"{what}: {error}") from error
+    except BaseException as error:
+        # a panic of its Rust code: no Exception, and its class cannot be imported
+        if type(error).__name__ != "PanicException":
+            raise
+        raise PromptError(f"{what}: the tokenizer library says: {error}") from error
+
+
 def tokenizer_digest(content: bytes) -> str:
     """Hex digest over what a tokenizer.json means, not over how it is written.
 
@@ -167,7 +186,7 @@ def tokenizer_digest(content: bytes) -> str:
     """
     try:
         tree = msgspec.json.decode(content, type=dict[str, Any])
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise PromptError(f"cannot read tokenizer.json: {error}") from error
     tree.pop("truncation", None)
     tree.pop("padding", None)

@@ -75,7 +75,8 @@ class SetRun:
             records = self._journal.load(self._digest, self.prepared.config_digest)
         for (question_id, sample), record in records.items():
             index = position.get(question_id)
-            if index is None or sample >= self.eval_set.n_samples_per_eval_prompt:
+            wanted = 0 <= sample < self.eval_set.n_samples_per_eval_prompt
+            if index is None or not wanted or record.score is None:
                 continue
             self._resumed.add((index, sample))
             self._take_in(index, record, resumed=True)

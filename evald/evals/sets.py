@@ -133,7 +133,7 @@ def _read_rows(eval_set: EvalSet, content: bytes, where: str) -> tuple[list[Ques
 def _read_row(eval_set: EvalSet, line: bytes, row_number: int) -> Question:
     try:
         row = msgspec.json.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _BadRow(f"not valid JSON ({error}); give one JSON object a line") from error
     if not isinstance(row, dict):
         raise _BadRow(f"the row is {_json_kind(row)}; give one JSON object a line")
@@ -197,7 +197,9 @@ def _is_content(message: dict[str, Any]) -> bool:
         return bool(message.get("tool_calls"))
     if isinstance(content, list):
         return bool(content) and all(
-            isinstance(part, dict) and part.get("type") == "text" and "text" in part
+            isinstance(part, dict)
+            and part.get("type") == "text"
+            and isinstance(part.get("text"), str)
             for part in content
         )
     return isinstance(content, str)

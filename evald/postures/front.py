@@ -53,6 +53,12 @@ class Front:
         self.slots = Slots(1)
         self._limit = AdaptiveLimit(self.slots, engine=self.name)
 
+    life = 0
+
+    def is_dead(self, life: int) -> bool:
+        """Tell nothing of the engines behind it: a router does not say which one answers."""
+        return life != self.life
+
     def stand_before(
         self, engines: Sequence[Engine], changes: Changes, *, most: int | None
     ) -> None:

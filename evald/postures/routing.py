@@ -33,6 +33,10 @@ FIRST_RETRY_S = 0.05
 MAX_RETRY_S = 2.0
 #: answers that are none (500, no JSON) before the request fails.
 MAX_ERRORS = 3
+#: engines that die under one request before it has an engine to itself, and before it fails: a
+#: question that kills servers must not cost the fleet, nor the questions beside it.
+DEATHS_ALONE = 2
+MAX_DEATHS = 3
 
 
 class Lane(Protocol):
@@ -58,6 +62,13 @@ class Lane(Protocol):
     def abort_soon(self, rids: list[str]) -> None:
         """Abort requests whose answers nobody waits for any more."""
 
+    @property
+    def life(self) -> int:
+        """Number of its process."""
+
+    def is_dead(self, life: int) -> bool:
+        """Whether that process has ended, or is ending."""
+
     def distrust(self, detail: str) -> None:
         """Take in that it answered with weights that nobody asked for."""
 
@@ -71,6 +82,11 @@ class _Progress(msgspec.Struct):
     errors: int = 0
     trouble: str = "no engine was free"
     avoid: Lane | None = None
+    #: lanes, with the number of their process, that were cut off while they answered.
+    cut_off: set[tuple[Lane, int]] = msgspec.field(default_factory=set)
+
+    def deaths(self) -> int:
+        return sum(lane.is_dead(life) for lane, life in self.cut_off)
 
     def missing(self) -> list[int]:
         return [number for number, answer in enumerate(self.answers) if answer is None]
@@ -108,8 +124,11 @@ class Router:
                         wait_s = FIRST_RETRY_S * 2.0 ** min(progress.attempt - 1, 10)
                         await asyncio.sleep(min(wait_s, MAX_RETRY_S))
                     progress.attempt += 1
-                    lane = await self._admit(campaign, len(missing), progress.avoid)
-                    await self._attempt(campaign, lane, progress, missing, deadline)
+                    lane, places = await self._admit(campaign, len(missing), progress)
+                    try:
+                        await self._attempt(campaign, lane, progress, missing, deadline)
+                    finally:
+                        lane.slots.leave(places)
         except TimeoutError as error:
             raise GenerationFailed(
                 "timeout",
@@ -118,18 +137,26 @@ class Router:
             ) from error
         return [answer for answer in progress.answers if answer is not None]
 
-    async def _admit(self, campaign: Campaign, count: int, avoid: Lane | None) -> Lane:
-        """Wait for a lane that serves and has room, and take ``count`` places on it."""
+    async def _admit(
+        self, campaign: Campaign, count: int, progress: _Progress
+    ) -> tuple[Lane, int]:
+        """Wait for a lane that serves and has room; the lane, and how many places were taken."""
         while True:
             ticket = self._changes.ticket()
             _raise_when_over(campaign)
+            deaths = progress.deaths()
+            if deaths >= MAX_DEATHS:
+                raise GenerationFailed(
+                    "error", f"{deaths} engines died while they answered; last: {progress.trouble}"
+                )
             serving = [lane for lane in self._lanes if lane.serves(campaign.order)]
             # one that just failed this request is the last choice, not none
-            serving.sort(key=lambda e: (e is avoid, e.slots.in_flight / e.slots.limit))
+            serving.sort(key=lambda e: (e is progress.avoid, e.slots.in_flight / e.slots.limit))
             for lane in serving:
-                if lane.slots.fits(count):
-                    lane.slots.enter(count)
-                    return lane
+                places = max(count, lane.slots.limit) if deaths >= DEATHS_ALONE else count
+                if lane.slots.fits(places):
+                    lane.slots.enter(places)
+                    return lane, places
             wait_s = self._alive_timeout_s
             if not serving:
                 wait_s -= time.monotonic() - (campaign.down_since or time.monotonic())
@@ -159,7 +186,7 @@ class Router:
         request = progress.request
         # SGLang aborts by prefix: the closing slash keeps sample 1 apart from sample 10
         rids = [f"{request.rid}/{progress.attempt}/{number}/" for number in missing]
-        began = time.monotonic()
+        began, life = time.monotonic(), lane.life
         progress.avoid = lane
         answered = False
         try:
@@ -173,7 +200,11 @@ class Router:
         except EngineRejected as error:
             answered = True
             raise GenerationFailed("rejected", str(error)) from error
-        except (EngineUnreachable, EngineBusy) as error:
+        except EngineUnreachable as error:
+            progress.cut_off.add((lane, life))
+            progress.trouble = f"{lane.name}: {error}"
+            return
+        except EngineBusy as error:
             progress.trouble = f"{lane.name}: {error}"
             return
         except EngineError as error:
@@ -183,7 +214,6 @@ class Router:
                 raise GenerationFailed("error", progress.trouble) from error
             return
         finally:
-            lane.slots.leave(len(missing))
             if not answered:
                 lane.abort_soon(rids)
         # whoever asked may have given up the pin: its weights may be others by now

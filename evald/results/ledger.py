@@ -29,6 +29,7 @@ from evald.results.records import (
     SetRecord,
     decode,
 )
+from evald.text import encode_json
 
 log = structlog.get_logger(__name__)
 
@@ -248,7 +249,7 @@ def _encode(record: AnyRecord) -> bytes:
 
     JSON has no NaN: it would be written as null, and the next start would stumble over the line.
     """
-    line = msgspec.json.encode(record)
+    line = encode_json(record)
     try:
         decode(line)
     except msgspec.DecodeError as fault:

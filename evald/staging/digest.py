@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 import xxhash
 
 from evald.errors import EvaldError, InvalidSnapshot
-from evald.staging.files import SnapshotFile, list_files
+from evald.staging.files import SnapshotFile, list_files, open_file
 from evald.staging.manifest import ManifestFile
 from evald.staging.rights import unreadable
 
@@ -31,10 +32,10 @@ def fingerprint(directory: Path, marker: str) -> tuple[str, int]:
 
     It changes when a file is added, removed, replaced or written; it does not read content.
     A directory without the marker has a fingerprint, too. Raises FileNotFoundError when the
-    directory is not there.
+    directory is not there, SnapshotGone when it cannot be listed.
     """
     state, total_bytes = xxhash.xxh3_128(), 0
-    if directory.is_symlink():
+    with suppress(OSError):  # it is no link; what else is wrong the listing tells
         state.update(f"link {directory.readlink()}\n".encode(errors="surrogateescape"))
     for file in _with_marker(list_files(directory), directory, marker):
         line = f"{file.name}\0{file.size_bytes}\0{file.mtime_ns}\0{file.inode}\0{file.link}\n"
@@ -105,7 +106,7 @@ def _file_hash(file: SnapshotFile, *, stop: threading.Event) -> tuple[int, str]:
     buffer = memoryview(bytearray(min(_CHUNK_BYTES, max(file.size_bytes, 1))))
     size_bytes = 0
     try:
-        with file.path.open("rb", buffering=0) as stream:
+        with open_file(file.path) as stream:
             while count := stream.readinto(buffer):
                 if stop.is_set():
                     raise HashingStopped(f"stopped while hashing {file.path}")

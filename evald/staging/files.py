@@ -7,6 +7,7 @@ while a deleted file is still open. Links to directories are listed and not ente
 from __future__ import annotations
 
 import errno
+import io
 import os
 import stat
 from collections.abc import Iterator
@@ -15,6 +16,11 @@ from pathlib import Path, PurePosixPath
 import msgspec
 
 from evald.errors import SnapshotGone
+
+#: folders within folders; no checkpoint comes near, and every look at one recurses.
+MAX_DEPTH = 32
+#: of a folder's path: any name still fits behind it (PATH_MAX is 4096 bytes).
+_MAX_PATH_BYTES = 3800
 
 
 class SnapshotFile(msgspec.Struct, frozen=True):
@@ -33,11 +39,18 @@ class SnapshotFile(msgspec.Struct, frozen=True):
     link: str | None = None
     #: a symbolic link to something that is not there.
     dangling: bool = False
+    #: a folder that is not listed because its path is too long or has too many folders.
+    too_deep: bool = False
 
     @property
     def is_regular(self) -> bool:
         """Whether its content can be read: no directory link, socket or pipe."""
         return stat.S_ISREG(self.mode) and not self.dangling
+
+    @property
+    def is_special(self) -> bool:
+        """Whether it is neither file nor folder: opening a pipe can wait for ever."""
+        return not self.dangling and not stat.S_ISREG(self.mode) and not stat.S_ISDIR(self.mode)
 
     @property
     def is_hidden(self) -> bool:
@@ -47,14 +60,15 @@ class SnapshotFile(msgspec.Struct, frozen=True):
     @property
     def is_closed_folder(self) -> bool:
         """Whether it stands for a folder that evald may not list."""
-        return stat.S_ISDIR(self.mode) and self.link is None
+        return stat.S_ISDIR(self.mode) and self.link is None and not self.too_deep
 
 
 def list_files(directory: Path) -> list[SnapshotFile]:
     """List everything below ``directory``, sorted by name.
 
-    A folder that may not be read stands for itself. Raises FileNotFoundError when the directory,
-    or something in it, vanishes meanwhile, and SnapshotGone when the file system fails.
+    A folder that may not be read, or lies too deep, stands for itself. Raises FileNotFoundError
+    when the directory, or something in it, vanishes meanwhile, and SnapshotGone when the file
+    system fails.
     """
     try:
         _require_folder(directory)
@@ -65,12 +79,20 @@ def list_files(directory: Path) -> list[SnapshotFile]:
         raise SnapshotGone(f"cannot list {directory}: {error.strerror or error}") from error
 
 
+def open_file(path: Path) -> io.BufferedReader:
+    """Open a file for reading; does not wait for the writer of what has become a pipe."""
+    return os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+
+
 def _require_folder(directory: Path) -> None:
     if not directory.is_dir():
         raise FileNotFoundError(errno.ENOENT, "no such directory", str(directory))
 
 
 def _walk(folder: Path, prefix: str) -> Iterator[SnapshotFile]:
+    if prefix.count("/") > MAX_DEPTH or len(os.fsencode(folder)) > _MAX_PATH_BYTES:
+        yield msgspec.structs.replace(_describe(folder, prefix.rstrip("/")), too_deep=True)
+        return
     if not os.access(folder, os.R_OK | os.X_OK, effective_ids=True):
         yield _describe(folder, prefix.rstrip("/") or ".")
         return

@@ -19,6 +19,7 @@ from evald.staging.recovery import Recovery
 from evald.staging.retention import Retention
 from evald.staging.revisions import Decision, Revisions, Verdict
 from evald.staging.rights import deletable
+from evald.staging.root_lock import RootLock
 from evald.staging.scan import Found, FoundFile, FoundSnapshot, Identity, Layout, scan
 from evald.staging.validate import BaseModel
 from evald.staging.watch import Watch
@@ -110,13 +111,17 @@ class Intake:
     async def run(self) -> None:
         """Take in snapshots until cancelled; raises EvaldError when there can be no root."""
         await asyncio.to_thread(self._make_root)
-        await self._retention.sweep()
         watch = Watch(self._root, self._layout.marker, scan_interval_s=self._config.scan_interval_s)
+        lock = RootLock(self._root)
         try:
+            if self._config.owned:
+                await asyncio.to_thread(lock.take)
+            await self._retention.sweep()
             async with asyncio.TaskGroup() as tasks:
                 await self._serve(watch, tasks)
         finally:
             self._reader.stop.set()
+            lock.close()
             await watch.close()
 
     async def _serve(self, watch: Watch, tasks: asyncio.TaskGroup) -> None:
@@ -218,6 +223,8 @@ class Intake:
                 if isinstance(offer, Candidate):
                     await self._deliver(offer, ended)
                 elif offer is not None:
+                    if isinstance(offer, TrainerSkip):
+                        self._revisions.reserve(offer.key)
                     await self._offer(offer)
         # the order of their ends is the order in the ring
         for decision, candidate in sorted(ended, key=lambda pair: pair[0].end_seq):
@@ -227,7 +234,6 @@ class Intake:
         async with self._slots:
             try:
                 candidate = await asyncio.to_thread(self._reader.look, found)
-                self._sizes[found.directory] = candidate.size_bytes
                 await self._judge(candidate)
             except SnapshotGone as gone:
                 self._forget(found.directory, str(gone))
@@ -235,22 +241,23 @@ class Intake:
             return candidate
 
     async def _hear(self, file: FoundFile) -> Candidate | TrainerSkip | RunEnded | None:
-        async with self._slots:
-            try:
-                word = await asyncio.to_thread(self._listener.hear, file)
-                if isinstance(word, Candidate):
+        try:
+            # a word is short: it does not wait behind snapshots that are hashed
+            word = await asyncio.to_thread(self._listener.hear, file)
+            if isinstance(word, Candidate):
+                async with self._slots:
                     await self._judge(word)
-            except BrokenWord as broken:
-                # it may be half-written: it is broken if it still reads so at the next scan
-                if self._once.get(file.path) == file.identity:
-                    self._alerts.warn_once("staging_file_ignored", str(broken), about=file.identity)
-                elif self._heard.pop(file.path, None) is not None:
-                    self._once[file.path] = file.identity
-                return None
-            except (FileNotFoundError, SnapshotGone):
-                self._heard.pop(file.path, None)
-                return None
-            return word
+        except BrokenWord as broken:
+            # it may be half-written: it is broken if it still reads so at the next scan
+            if self._once.get(file.path) == file.identity:
+                self._alerts.warn_once("staging_file_ignored", str(broken), about=file.identity)
+            elif self._heard.pop(file.path, None) is not None:
+                self._once[file.path] = file.identity
+            return None
+        except (FileNotFoundError, SnapshotGone):
+            self._heard.pop(file.path, None)
+            return None
+        return word
 
     async def _judge(self, candidate: Candidate) -> None:
         if candidate.fingerprint and self._revisions.by_fingerprint(candidate) is None:
@@ -263,6 +270,9 @@ class Intake:
         if candidate.identity and self._seen.get(directory) != candidate.identity:
             log.debug("snapshot_dropped", directory=str(directory))
             return
+        if candidate.identity:
+            # only now: the budget's last bytes are of the oldest snapshot, not of one behind it
+            self._sizes[directory] = candidate.size_bytes
         decision = self._revisions.decide(candidate)
         while decision.verdict is Verdict.HASH:
             try:

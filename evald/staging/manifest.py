@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from evald.errors import InvalidSnapshot
+from evald.staging.files import open_file
 
 #: a manifest of 100,000 files is far below this; anything above is no manifest.
 MAX_BYTES = 64 << 20
@@ -21,7 +22,7 @@ class ManifestFile(msgspec.Struct, frozen=True):
     """One file of the snapshot: size in bytes, and the hex xxh3-64 of its content."""
 
     size: Annotated[int, Meta(ge=0)] | None = None
-    xxh3: Annotated[str, Meta(pattern=r"^[0-9a-fA-F]{16}$")] | None = None
+    xxh3: Annotated[str, Meta(pattern=r"^[0-9a-fA-F]{16}\Z")] | None = None
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,7 +74,7 @@ def parse_manifest(content: bytes, *, name: str, step: int | None) -> Manifest:
 
 def read_manifest(marker: Path, *, step: int | None) -> Manifest:
     """Read the marker file; raises InvalidSnapshot as ``parse_manifest`` does, and OSError."""
-    with marker.open("rb") as file:
+    with open_file(marker) as file:
         content = file.read(MAX_BYTES + 1)
     if len(content) > MAX_BYTES:
         raise InvalidSnapshot(f"marker {marker.name} is larger than {MAX_BYTES} bytes")

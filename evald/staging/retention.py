@@ -36,6 +36,8 @@ class Retention:
     def __init__(self, config: Staging, *, on_alert: Alerting | None = None) -> None:
         self._root = Path(config.root)
         self._marker = config.marker
+        #: it lies beside the snapshot's directory (a name like ``../done``).
+        self._marker_is_outside = ".." in Path(config.marker).parts
         self._owned = config.owned
         self._keep = config.keep
         self._on_alert = on_alert
@@ -125,18 +127,37 @@ class Retention:
         if self._is_behind_link(directory):
             return f"cannot delete {directory}: a folder on the way is a link out of the root"
         try:
+            fault = self._remove_checked(directory, expected)
+        except FileNotFoundError:
+            fault = None  # somebody else has deleted it, which is what was wanted
+        except (OSError, RecursionError) as error:
+            fault = _sentence(directory, error)
+        return fault
+
+    def _remove_checked(self, directory: Path, expected: str) -> str | None:
+        """Move it away, look again, remove it; raises OSError, RecursionError."""
+        if directory.is_symlink():
+            directory.unlink()  # no bytes to lose; moved away, it could lead elsewhere
+        else:
             moved = self._trash() / f"{directory.name}.{secrets.token_hex(8)}"
+            if self._marker_is_outside:
+                expected = self._take_marker_away(directory)
             directory.rename(moved)
             if self._unchanged_bytes(moved, expected) is None:
                 return _put_back(moved, directory)
             _remove(moved)
-        except FileNotFoundError:
-            return None  # somebody else has deleted it, which is what was wanted
-        except OSError as error:
-            return _sentence(directory, error)
         self._remove_empty_parents(directory)
         log.info("snapshot_deleted", directory=str(directory))
         return None
+
+    def _take_marker_away(self, directory: Path) -> str:
+        """Remove a marker outside, which does not move along; returns the fingerprint without."""
+        marker = Path(os.path.normpath(directory / self._marker))
+        of_step = directory.parents[self._tail - 1] if self._tail else directory
+        if not marker.is_relative_to(of_step):
+            raise OSError(0, f"its marker {marker} is not its own alone; choose another marker")
+        marker.unlink()
+        return fingerprint(directory, self._marker)[0]
 
     def _is_behind_link(self, directory: Path) -> bool:
         below = directory.parent.relative_to(self._root)
@@ -153,13 +174,12 @@ class Retention:
 
     def _sweep(self) -> str | None:
         trash = self._root / ".evald" / "trash"
-        if not trash.is_dir():
-            return None
         try:
+            # made now: on a full disk there may be no room for it when it is needed
             for leftover in self._trash().iterdir():
                 _remove(leftover)
                 log.info("trash_swept", name=leftover.name)
-        except OSError as error:
+        except (OSError, RecursionError) as error:
             return _sentence(trash, error)
         return None
 
@@ -192,7 +212,9 @@ def _put_back(moved: Path, directory: Path) -> str | None:
     return None
 
 
-def _sentence(directory: Path, error: OSError) -> str:
+def _sentence(directory: Path, error: OSError | RecursionError) -> str:
+    if isinstance(error, RecursionError):
+        return f"cannot delete {directory}: its folders are nested too deep; delete it by hand"
     where = f" ({error.filename})" if error.filename else ""
     return (
         f"cannot delete {directory}: {error.strerror}{where}; delete it by hand, and run trainer "

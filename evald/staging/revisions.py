@@ -64,6 +64,12 @@ class Revisions:
             _Given(candidate.fingerprint, candidate.digest) if candidate else _Given("", None)
         )
 
+    def reserve(self, key: PointKey) -> None:
+        """Keep the key of a step without snapshot from a snapshot that comes at the same time."""
+        of_step = (key.run, key.step, key.kind)
+        if not self._index.revisions(*of_step) and not self._by_step.get(of_step):
+            self.give(key, None)
+
     def is_given(self, key: PointKey) -> bool:
         """Tell whether ``key`` was offered in this life."""
         return key in self._given

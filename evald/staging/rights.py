@@ -8,7 +8,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from evald.staging.files import SnapshotFile
+from evald.staging.files import MAX_DEPTH, SnapshotFile
 
 _FOLDER = os.R_OK | os.W_OK | os.X_OK
 
@@ -56,6 +56,8 @@ def deletable(directory: Path, *, with_entry: bool = False) -> str | None:
                 return f"cannot delete what is in {directory}: {fault}"
     except FileNotFoundError:
         return None  # it is gone already
+    except OSError as error:
+        return f"cannot look at all that is in {directory}: {error.strerror}; delete it by hand"
     return None
 
 
@@ -67,9 +69,11 @@ def user(uid: int) -> str:
         return f"uid {uid}"
 
 
-def _folders(folder: Path, *, hidden: bool) -> Iterator[Path]:
+def _folders(folder: Path, *, hidden: bool, depth: int = 0) -> Iterator[Path]:
     """Yield the folder and every folder below it that can be listed; links are not followed."""
     yield folder
+    if depth > MAX_DEPTH:
+        return  # no valid snapshot
     try:
         with os.scandir(folder) as found:
             entries = [e for e in found if e.is_dir(follow_symlinks=False)]
@@ -77,7 +81,7 @@ def _folders(folder: Path, *, hidden: bool) -> Iterator[Path]:
         return  # its fault has just been told
     for entry in entries:
         if hidden or not entry.name.startswith("."):
-            yield from _folders(folder / entry.name, hidden=hidden)
+            yield from _folders(folder / entry.name, hidden=hidden, depth=depth + 1)
 
 
 def _folder_fault(folder: Path) -> str | None:

@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from evald.errors import InvalidSnapshot
+from evald.staging.files import open_file
 
 #: what the safetensors library itself accepts.
 MAX_HEADER_BYTES = 100_000_000
@@ -69,7 +70,7 @@ class _Entry(msgspec.Struct, frozen=True):
 
 def read_header(path: Path) -> dict[str, TensorInfo]:
     """Read the tensors' names, types and shapes; raises InvalidSnapshot with the cause, OSError."""
-    with path.open("rb") as file:
+    with open_file(path) as file:
         file_bytes = os.fstat(file.fileno()).st_size
         length = header_length(file.read(_LENGTH_BYTES), file_bytes, path.name)
         return parse_header(file.read(length), file_bytes - _LENGTH_BYTES - length, path.name)

@@ -149,7 +149,7 @@ class _Look:
         if level + 1 == len(self._layout.heads):
             text = match["step"]
             tail = [part.replace(_STEP, text) for part in self._layout.tail]
-            if path.is_dir():
+            if os.path.isdir(path):  # noqa: PTH112 (Path.is_dir raises for some links)
                 self._snapshot(path.joinpath(*tail), int(text), run)
             return
         try:

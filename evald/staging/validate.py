@@ -8,6 +8,7 @@ headers are read, no weights. Python files are ignored: nothing in a snapshot is
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
@@ -16,7 +17,7 @@ from pathlib import Path, PurePosixPath
 import msgspec
 
 from evald.errors import InvalidSnapshot
-from evald.staging.files import SnapshotFile, list_files
+from evald.staging.files import MAX_DEPTH, SnapshotFile, list_files, open_file
 from evald.staging.manifest import Manifest
 from evald.staging.rights import closed_folder, is_readable, unreadable
 from evald.staging.safetensors_header import TensorInfo, read_header, shown
@@ -32,6 +33,9 @@ _HARMLESS_EXTRA = ("*.rotary_emb.inv_freq",)
 _HEAD = "lm_head.weight"
 #: tensors whose first dimension is the vocabulary.
 _VOCABULARY = ("*embed_tokens.weight", "*" + _HEAD, "*wte.weight", "*word_embeddings.weight")
+
+#: what nobody may open: a pipe without a writer blocks, a device never ends.
+_SPECIAL = {stat.S_IFIFO: "named pipe", stat.S_IFSOCK: "socket"}
 
 #: tensor name -> (its file's name, what the header says).
 _Tensors = dict[str, tuple[str, TensorInfo]]
@@ -131,12 +135,20 @@ def _check_links(directory: Path, files: Iterable[SnapshotFile]) -> None:
 
 def _check_readable(files: Iterable[SnapshotFile]) -> None:
     for file in files:
+        if file.too_deep:
+            raise InvalidSnapshot(
+                f"{shown(file.name)} is a folder that lies too deep: evald looks into at most "
+                f"{MAX_DEPTH} folders in one another, and its path must not be too long; remove it"
+            )
         if file.is_closed_folder:
             raise InvalidSnapshot(closed_folder(file.path))
         if file.dangling:
             raise InvalidSnapshot(
                 f"{file.name} is a symbolic link to {file.link}, which is not there"
             )
+        if file.is_special:
+            kind = _SPECIAL.get(stat.S_IFMT(file.mode), "device")
+            raise InvalidSnapshot(f"{file.name} is a {kind}, not a file; remove it")
         if file.name.endswith(_SUFFIX) and not file.is_regular:
             raise InvalidSnapshot(f"{file.name} is not a regular file")
         if file.is_regular and not file.name.endswith(".py") and not is_readable(file):
@@ -208,7 +220,8 @@ def _header(file: SnapshotFile) -> dict[str, TensorInfo]:
 
 def _read_index(file: SnapshotFile) -> Mapping[str, str]:
     try:
-        return msgspec.json.decode(file.path.read_bytes(), type=_Index).weight_map
+        with open_file(file.path) as stream:
+            return msgspec.json.decode(stream.read(), type=_Index).weight_map
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidSnapshot(f"{INDEX} is damaged: {error}") from error
     except FileNotFoundError:

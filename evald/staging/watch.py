@@ -25,6 +25,8 @@ log = structlog.get_logger(__name__)
 _POLL_S = 0.02
 #: and this often where each look is a question to a server; also folders that give no events.
 _SLOW_POLL_S = 0.25
+#: looks of that many directories fit between two of them; more are looked at less often.
+_LOOKS = 100
 #: young: nothing was created in the directory for less than this.
 _YOUNG_S = 60.0
 #: a listener ends within its 10 ms step.
@@ -127,7 +129,7 @@ class Watch:
                 self._folder_times = times
                 return True
         for path, young in due.items():
-            if (path / self._marker).is_file():
+            if os.path.isfile(path / self._marker):  # noqa: PTH113 (is_file raises for a closed one)
                 return True
             mtime_ns = _mtime_ns(path)
             if mtime_ns != young.mtime_ns:  # a shard was begun: the marker may be near
@@ -137,7 +139,8 @@ class Watch:
 
     def poll_interval_s(self, age_s: float) -> float:
         """Seconds between two looks at a directory in which nothing was created for ``age_s``."""
-        slower = self._poll_s * max(age_s / _YOUNG_S, 1.0)
+        crowd = max(len(self._young) / _LOOKS, 1.0)
+        slower = self._poll_s * max(age_s / _YOUNG_S, 1.0) * crowd
         return min(slower, max(self._interval_s, self._poll_s))
 
     async def _listen(self, folders: list[Path]) -> None:

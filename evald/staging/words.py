@@ -12,13 +12,16 @@ from msgspec import Meta
 from evald.errors import EvaldError, SnapshotGone
 from evald.point import Kind, PointKey, SkipReason
 from evald.staging.candidate import Candidate, Reader, name_shared
+from evald.staging.files import open_file
 from evald.staging.offers import RunEnded, TrainerSkip
 from evald.staging.scan import FoundFile
 
 #: such a file holds a line or two.
 _MAX_BYTES = 1 << 20
 
-_Run = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@+-]{0,127}$")]
+_Run = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@+-]{0,127}\Z")]
+#: as many digits as a directory's name may have; negative where a run's steps count from 0.
+_Step = Annotated[int, Meta(gt=-(10**15), lt=10**15)]
 
 
 class BrokenWord(EvaldError):
@@ -28,7 +31,7 @@ class BrokenWord(EvaldError):
 class SkipWord(msgspec.Struct, frozen=True):
     """This step gets no snapshot; the reason becomes a part of metric names."""
 
-    reason: Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
+    reason: Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_]{0,63}\Z")]
     detail: str = ""
     run: _Run | None = None
 
@@ -37,7 +40,7 @@ class RequestWord(msgspec.Struct, frozen=True):
     """Measure a directory outside the root, or a step on engines that the trainer shares."""
 
     kind: Literal["baseline", "reuse", "shared"]
-    step: int | None = None
+    step: _Step | None = None
     #: absolute, or relative to the staging root.
     path: str | None = None
     run: _Run | None = None
@@ -47,7 +50,7 @@ class RequestWord(msgspec.Struct, frozen=True):
 class RunEndWord(msgspec.Struct, frozen=True):
     """The run is over."""
 
-    last_step: int
+    last_step: _Step
     run: _Run | None = None
 
 
@@ -57,7 +60,7 @@ _Word = TypeVar("_Word", SkipWord, RequestWord, RunEndWord)
 def read_word(path: Path, word: type[_Word]) -> _Word:
     """Read one file; raises BrokenWord with one sentence, and FileNotFoundError."""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             return msgspec.json.decode(file.read(_MAX_BYTES), type=word)
     except FileNotFoundError:
         raise
@@ -124,7 +127,7 @@ class Listener:
             )
         directory = self._base_dir if is_baseline else None
         if word.path is not None:
-            directory = self._resolved(word.path)
+            directory = self._resolved(word.path, file)
         if directory is None:
             raise BrokenWord(f"cannot understand {file.path}: it names no path to reuse")
         candidate = Candidate(
@@ -136,12 +139,16 @@ class Listener:
             marker_time=file.mtime_ns / 1e9,
             request=file.path,
         )
-        try:
-            self._reader.look_again(candidate)
-        except SnapshotGone:
+        fault = _no_snapshot(candidate.directory)
+        if fault is None:
+            try:
+                self._reader.look_again(candidate)
+            except SnapshotGone as gone:
+                fault = str(gone)
+        if fault is not None:
             candidate.fault = (
                 f"cannot use snapshot {candidate.directory}, which {file.path.name} asks for: "
-                "there is no such directory"
+                f"{fault}"
             )
         return candidate
 
@@ -160,9 +167,28 @@ class Listener:
         name_shared(candidate, word.weight_version)
         return candidate
 
-    def _resolved(self, path: str) -> Path:
+    def _resolved(self, path: str, file: FoundFile) -> Path:
         """Follow links now: a link that moves on must not move an accepted point's bytes."""
-        return Path(os.path.realpath(self._root / path))
+        try:
+            return Path(os.path.realpath(self._root / path))
+        except (OSError, ValueError) as error:  # a loop of links, a NUL
+            raise BrokenWord(f"cannot understand path in {file.path}: {error}") from error
+
+
+def _no_snapshot(directory: Path) -> str | None:
+    """Say why a directory can be none: asked before all that is below, say, "/" is listed."""
+    try:
+        str(directory).encode()
+        with os.scandir(directory) as entries:
+            if any(entry.name.endswith(".safetensors") for entry in entries):
+                return None
+    except (FileNotFoundError, NotADirectoryError):
+        return "there is no such directory"
+    except UnicodeEncodeError:
+        return "its path is not UTF-8; rename it"
+    except OSError as error:
+        return f"{error.strerror}"
+    return "it has no *.safetensors file; name the snapshot's own directory"
 
 
 _EXAMPLES: dict[type, str] = {

@@ -7,12 +7,12 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import structlog
 
 from evald.config import Config
 from evald.results.modes import Modes
 from evald.status.view import StatusView
+from evald.text import encode_json
 
 log = structlog.get_logger(__name__)
 
@@ -43,7 +43,7 @@ class Board:
     async def run(self) -> None:
         """Write until cancelled."""
         while True:
-            content = msgspec.json.encode(self._view())
+            content = encode_json(self._view())
             try:
                 await asyncio.to_thread(self._write, content)
             except OSError as error:
@@ -59,7 +59,8 @@ class Board:
         if not directory.is_dir() and directory.parent.is_dir():
             self._modes.make_dirs(directory)  # never the root itself: that is staging's
         fresh = self.path.with_name(f".{self.path.name}.new")
-        descriptor = self._modes.open(fresh, os.O_WRONLY | os.O_TRUNC)
+        # not blocking: whatever lies there, a pipe without reader must not hold the daemon
+        descriptor = self._modes.open(fresh, os.O_WRONLY | os.O_TRUNC | os.O_NONBLOCK)
         try:
             os.write(descriptor, content + b"\n")
         finally:

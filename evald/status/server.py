@@ -15,6 +15,7 @@ from evald.results.follow import Follower
 from evald.status.command import Command
 from evald.status.sockets import LINK_NAME, answers, check_fallback, fallback_dir, socket_path
 from evald.status.view import StatusView
+from evald.text import encode_json
 
 __all__ = ["StatusServer", "socket_path"]
 
@@ -127,7 +128,7 @@ class StatusServer:
         )
 
     async def _status(self, _request: web.Request) -> web.Response:
-        return web.Response(body=msgspec.json.encode(self._view()), content_type="application/json")
+        return web.Response(body=encode_json(self._view()), content_type="application/json")
 
     async def _records(self, request: web.Request) -> web.Response:
         try:

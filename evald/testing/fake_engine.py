@@ -86,6 +86,8 @@ class FakeEngine:
         self.updates: list[dict[str, Any]] = []
         #: rids of all samples that were asked for, canaries and probes of the route included.
         self.rids: list[str] = []
+        #: a prompt that kills the engine while it answers, as some have killed SGLang.
+        self.poison: list[int] | None = None
         #: rids that were aborted.
         self.aborted: list[str] = []
         self._tensors = _load(model)
@@ -259,6 +261,8 @@ class FakeEngine:
     ) -> dict[str, Any]:
         aborted = self._running[rid] = asyncio.Event()
         try:
+            if prompt == self.poison:
+                self.die()
             if self.delay_s and not logprobs:
                 async with asyncio.timeout(self.delay_s):
                     await aborted.wait()

@@ -300,3 +300,95 @@ def test_the_rig_itself_leaves_nothing(tmp_path: Path, fake_python: Path) -> Non
         assert isinstance(r, Rig)
         root = r.root
     assert not root.exists()
+
+
+def test_a_stop_does_not_wait_for_the_digest_of_a_huge_file(
+    tmp_path: Path, fake_python: Path
+) -> None:
+    with rig(tmp_path, python=fake_python) as r:
+        daemon = r.start()
+        huge = write_snapshot(r.root / "step_1", seed=1, marker=None)
+        with (huge / "optimizer.pt").open("wb") as file:
+            file.truncate(1 << 42)  # sparse: it takes no room, and minutes to read
+        (huge / ".complete").touch()
+        until(lambda: r.status().get("running"), "the point is prepared")
+        (r.root / "step_2.skip").write_text('{"reason": "busy"}')
+        assert r.point(2).reason == "busy"  # the rest goes on
+        daemon.send_signal(signal.SIGTERM)
+        until(lambda: r.state() == "draining", "drains")
+        assert r.stop(10) == 0
+        assert [point.step for point in r.points()] == [2]
+
+
+def test_hostile_words_and_names_cost_their_own_record_alone(
+    tmp_path: Path, fake_python: Path
+) -> None:
+    with rig(tmp_path, python=fake_python) as r:
+        daemon = r.start()
+        words = {
+            "nul": {"kind": "reuse", "step": 1, "path": "a\0b"},
+            "long": {"kind": "reuse", "step": 2, "path": "x/" * 3000},
+            "huge": {"kind": "reuse", "step": int("9" * 400), "path": "x"},
+            "root": {"kind": "reuse", "step": 3, "path": "/"},
+        }
+        for name, word in words.items():
+            (r.root / f"{name}.request").write_text(json.dumps(word))
+        odd = write_snapshot(r.root / "step_4", seed=4, marker=None)
+        os.link(odd / "model.safetensors", os.fsencode(odd) + b"/\xff\n.safetensors")
+        (odd / ".complete").touch()
+        (r.root / "step_5").symlink_to("x" * 300)
+        pipe = write_snapshot(r.root / "step_6", seed=6, marker=None)
+        os.mkfifo(pipe / "model.safetensors.index.json")
+        (pipe / ".complete").touch()
+        for step in (2, 3, 4, 6):
+            point = r.point(step)
+            assert point.reason == "invalid_snapshot"
+            assert "\n" not in point.detail
+        write_snapshot(r.root / "step_7", seed=7, answer=7)
+        assert str(r.point(7).outcome) == "ok"
+        assert daemon.poll() is None
+        assert r.stop() == 0
+
+
+def test_a_baseline_that_is_configured_and_asked_for_is_measured_once(
+    tmp_path: Path, fake_python: Path
+) -> None:
+    dispatch = "baseline = true\nbaseline_step = -1"
+    with rig(tmp_path, python=fake_python, dispatch=dispatch) as r:
+        (r.root / "a.request").write_text('{"kind": "baseline"}')
+        write_snapshot(r.root / "step_1", seed=1, answer=7)
+        r.start()
+        done = r.evald("wait", str(r.results), "--points", "2", "--ok", "--timeout", "40")
+        assert done.returncode == 0, done.stderr + r.log()
+        assert r.stop() == 0
+
+
+def test_the_budget_refuses_the_newest_of_a_burst(tmp_path: Path, fake_python: Path) -> None:
+    with rig(tmp_path, python=fake_python, staging="max_bytes = 3_000_000") as r:
+        for step in range(1, 6):
+            waiting = write_snapshot(r.root / f"step_{step}", seed=step, answer=7, marker=None)
+            (waiting / "padding").write_bytes(bytes(800_000))
+            (waiting / ".complete").touch()
+        r.start()
+        reasons = [r.point(step).reason for step in range(1, 6)]
+        assert reasons == ["", "", "", "no_space", "no_space"]
+
+
+def test_a_second_daemon_on_the_same_root_is_refused(tmp_path: Path, fake_python: Path) -> None:
+    """With its own results directory it would pass the ledger's lock."""
+    with rig(tmp_path, python=fake_python) as r:
+        daemon = r.start()
+        other = tmp_path / "other.toml"
+        text = r.config.read_text().replace(f"{tmp_path}/results", f"{tmp_path}/results2")
+        other.write_text(text.replace("evald.sock", "evald2.sock"))
+        second = r.evald("run", str(other))
+        assert second.returncode == 1
+        assert f"another evald (pid {daemon.pid}) deletes ended snapshots" in second.stderr
+        assert daemon.poll() is None
+
+
+def test_eval_of_a_missing_directory_is_told(tmp_path: Path, fake_python: Path) -> None:
+    with rig(tmp_path, python=fake_python) as r:
+        done = r.evald("eval", str(r.config), "/no/where", "--step", "1")
+        assert done.returncode == 1
+        assert done.stderr == "evald: cannot evaluate /no/where: there is no such directory\n"

@@ -12,7 +12,9 @@ from fleet_rig import directory_of, fleet, texts
 from evald.engines import readiness
 from evald.engines.state import RestartPolicy
 from evald.errors import GenerationFailed, Unhealthy
+from evald.postures.contract import GenerateRequest
 from evald.testing import (
+    FakeEngine,
     Fault,
     write_base_model,
 )
@@ -66,6 +68,26 @@ async def test_frozen_engine_loses_its_requests_as_soon_as_that_is_known(base: P
         await rig.until(lambda: len(pin.weight_versions) == 2 and rig.engine(0).alive)
         assert len(rig.launchers[0].engines) == 2
         assert rig.posture.engines()[0].restarts == 1
+
+
+async def test_a_question_that_kills_engines_costs_itself_only(base: Path) -> None:
+    def configure(fake: FakeEngine) -> None:
+        # its prompt is what no other has
+        fake.poison = [6, 6, 6]
+
+    async with fleet(base, engines=2, configure=configure, delay_s=0.1) as rig:
+        pin = await rig.posture.pin(rig.target(1))
+        poison = GenerateRequest(
+            input_ids=[6, 6, 6], sampling=[{"max_new_tokens": 32}], rid="poison", timeout_s=20.0
+        )
+        asking = [asyncio.create_task(rig.ask(pin, samples=2, timeout_s=20.0)) for _ in range(6)]
+        with pytest.raises(GenerationFailed, match="3 engines died while they answered") as caught:
+            await rig.posture.generate(pin, poison)
+        assert caught.value.kind == "error"
+        answers = [answer for group in await asyncio.gather(*asking) for answer in group]
+        assert texts(answers) == [r"\boxed{1}"] * 12
+        assert sum(view.restarts for view in rig.posture.engines()) == 3
+        assert [rig.engine(index).slots.in_flight for index in range(2)] == [0, 0]
 
 
 async def test_drain_lets_requests_finish_before_the_next_pin(base: Path) -> None:

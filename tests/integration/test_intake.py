@@ -158,7 +158,7 @@ async def test_a_root_that_cannot_be_scanned_is_told_once(tmp_path: Path, base: 
     node = Node(tmp_path / "root", base)
     with capture_logs() as logs:
         async with node.life(scan_interval_s=0.1):
-            node.root.rmdir()
+            shutil.rmtree(node.root)
             node.root.touch()
             await asyncio.sleep(0.5)
     told = [entry["detail"] for entry in logs if entry["event"] == "staging_root_lost"]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from evald.cli import main
+from evald.testing import write_base_model
 
 
 def test_help_imports_nothing_heavy() -> None:
@@ -39,6 +40,34 @@ def test_a_bad_config_is_exit_code_78(tmp_path: Path, capsys: pytest.CaptureFixt
     for command in ("check", "run"):
         assert main([command, str(config)]) == 78
         assert "staging.kep: unknown key; did you mean 'keep'?" in capsys.readouterr().err
+
+
+def test_an_interrupt_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_path: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("evald.config_load.load_config", interrupted)
+    assert main(["check", "c.toml"]) == 130
+
+
+def test_check_speaks_to_a_person_alone(tmp_path: Path) -> None:
+    write_base_model(tmp_path / "base")
+    (tmp_path / "q.jsonl").write_text('{"prompt": "1+1=", "label": 2}\n')
+    (tmp_path / "c.toml").write_text(
+        "[staging]\nroot = 'root'\n[results]\ndir = 'out'\n"
+        "[fleet]\nmodel = 'base'\ndevice = 'cpu'\n[[eval]]\nname = 'q'\npath = 'q.jsonl'\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "evald", "check", "c.toml"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "eval set q: 1 questions" in done.stdout.splitlines()
+    assert done.stdout.splitlines()[-1] == "config is good"
+    assert not any(line.startswith("{") for line in done.stdout.splitlines())
 
 
 def test_no_command_is_a_usage_error() -> None:

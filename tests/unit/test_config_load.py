@@ -152,7 +152,15 @@ def test_any_two_of_engines_gpus_and_size_give_the_third(
         (posture("blackbox", **{"class": "x"}), 'must be "module:Class"'),
         (posture("blackbox", command=[]), "blackbox.command: must name a program"),
         (posture("blackbox", command=["x"]), "a black box measures what it wants"),
-        (changed(run="a/b"), "run: "),
+        (changed(run="a/b"), "run: must be letters, digits and . _ @ + -, the first a letter"),
+        (changed(run=""), "run: "),
+        (changed(staging__root=""), "staging.root: must be text that is not empty, got ''"),
+        (
+            changed(staging__pattern="step_{iter}"),
+            "staging.pattern: must be text with {step} in it, such as 'step_{step}', got",
+        ),
+        (changed(staging__max_bytes="40GB"), "staging.max_bytes: expected int, got '40GB'"),
+        (changed(results__file_mode=644), 'must be an octal mode as text, such as "0644", got'),
     ],
 )
 def test_each_refusal_names_key_value_and_remedy(raw: dict[str, Any], sentence: str) -> None:
@@ -198,6 +206,21 @@ def test_groups_of_engines(tmp_path: Path) -> None:
     assert config.engine_count == 6
     assert config.fleet.inherit is not None
     assert config.fleet.inherit.file == "/etc/evald/r.json"
+
+
+def test_a_bad_default_is_one_fault_however_many_sets_inherit_it() -> None:
+    raw = changed(defaults={"top_p": 1.5}, eval=[{"name": n, "path": n} for n in "abc"])
+    with pytest.raises(ConfigError) as error:
+        build(raw)
+    assert error.value.problems == ["defaults.top_p: expected float <= 1.0, got 1.5"]
+
+
+def test_a_missing_variable_is_one_fault() -> None:
+    with pytest.raises(ConfigError) as error:
+        build(changed(fleet__model="${MODEL}"))
+    assert error.value.problems == [
+        "fleet.model: environment variable MODEL is not set; set it, or write ${MODEL:-default}"
+    ]
 
 
 def test_variables_are_expanded_or_named() -> None:

@@ -19,7 +19,7 @@ from evald.results.follow import read_records
 from evald.results.ledger import Ledger
 from evald.results.records import Accepted, AnyRecord, Counts, PointRecord, RunEnd, SetRecord
 from evald.run_ends import RunEnds
-from evald.staging.offers import InvalidPoint, LostPoint, RunEnded, TrainerSkip
+from evald.staging.offers import InvalidPoint, LostPoint, Offer, RunEnded, TrainerSkip
 from evald.staging.retention import Retention
 from evald.status.view import SetView
 
@@ -253,19 +253,20 @@ async def test_run_end_waits_for_open_points_then_reports(tmp_path: Path) -> Non
         assert last.points["ok"] == 1
 
 
-async def test_baseline_goes_before_the_first_step_and_only_once(tmp_path: Path) -> None:
-    def baseline(run: str) -> EvalPoint:
-        snapshot = Snapshot(
-            run=run,
-            step=-1,
-            kind=Kind.BASELINE,
-            directory=tmp_path,
-            fingerprint="b",
-            size_bytes=1,
-            owned=False,
-        )
-        return EvalPoint(PointKey(run, -1, 0, Kind.BASELINE), snapshot)
+def baseline(run: str) -> EvalPoint:
+    snapshot = Snapshot(
+        run=run,
+        step=-1,
+        kind=Kind.BASELINE,
+        directory=Path("/base"),
+        fingerprint="b",
+        size_bytes=1,
+        owned=False,
+    )
+    return EvalPoint(PointKey(run, -1, 0, Kind.BASELINE), snapshot)
 
+
+async def test_baseline_goes_before_the_first_step_and_only_once(tmp_path: Path) -> None:
     async with room(tmp_path, baseline_of=baseline) as r:
         await r.dispatcher.offer(r.point(1))
         await r.dispatcher.offer(r.point(2))
@@ -340,3 +341,43 @@ async def test_a_lost_point_names_the_sets_that_no_longer_stand(tmp_path: Path) 
         last = r.records[-1]
         assert isinstance(last, PointRecord)
         assert last.void_sets == ["s"]
+
+
+@pytest.mark.parametrize("request_first", [True, False])
+async def test_a_baseline_that_is_configured_and_asked_for_runs_once(
+    tmp_path: Path, request_first: bool
+) -> None:
+    async with room(tmp_path, baseline_of=baseline) as r:
+        offers = [baseline("r"), r.point(1)]
+        for offer in offers if request_first else reversed(offers):
+            await r.dispatcher.offer(offer)
+        r.release(-1, 1)
+        await r.until(lambda: len(r.ends()) == 2)
+        assert sorted(r.measure.started) == [-1, 1]
+        assert len([x for x in r.records if isinstance(x, Accepted)]) == 2
+
+
+async def test_offers_at_the_same_time_give_each_point_one_record(tmp_path: Path) -> None:
+    """Every batch of staging offers by itself."""
+    async with room(tmp_path, overflow="latest", max_in_flight=1) as r:
+        r.release(*range(1, 41))
+        offers: list[Offer] = []
+        for step in range(1, 21):
+            offers += [r.point(step), r.point(step + 20)]
+            offers += [TrainerSkip(PointKey("r", step + 100), "busy", "", tmp_path / "x")] * 2
+        async with asyncio.TaskGroup() as batches:
+            for offer in offers:
+                batches.create_task(r.dispatcher.offer(offer))
+        await r.until(lambda: len(r.ends()) == 60)
+        points = [x for x in r.records if isinstance(x, PointRecord)]
+        assert len(points) == 60
+        assert {reason for _, reason in r.ends().values()} <= {"", "superseded", "busy"}
+
+
+async def test_a_detail_is_one_line_that_can_be_shown(tmp_path: Path) -> None:
+    async with room(tmp_path) as r:
+        await r.dispatcher.offer(InvalidPoint(r.point(1), "a\nb\x1b[31m \udcff " + "x" * 5000))
+        (point,) = r.records
+        assert isinstance(point, PointRecord)
+        assert point.detail.startswith(r"a\nb\x1b[31m \udcff x")
+        assert len(point.detail) == 2000

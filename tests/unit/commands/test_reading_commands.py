@@ -66,11 +66,12 @@ def test_wait_for_none(ledger: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr().out == "0 points have ended: none\n"
 
 
-def test_wait_waits(ledger: Path) -> None:
+def test_wait_waits(ledger: Path, capsys: pytest.CaptureFixture[str]) -> None:
     timer = later(lambda: ledger.write_bytes(point(1)))
     begun_s = time.monotonic()
     assert call(wait, ledger, "--points", 1, "--ok", "--settle", 0.2, "--timeout", 20) == 0
     assert time.monotonic() - begun_s >= 0.5
+    assert capsys.readouterr().out == "1 point has ended: 1 ok\n"
     timer.join()
 
 
@@ -146,10 +147,12 @@ def test_tail_once_prints_records_after_a_seq(
     ledger: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert call(tail, ledger, "--once") == 0
+    assert capsys.readouterr().err == f"evald: {ledger} does not exist yet\n"
     ledger.write_bytes(point(1) + point(2) + OTHER + b"{torn")
     assert call(tail, ledger.parent, "--once", "--after", 1) == 0
-    printed = capsys.readouterr().out.encode()
-    assert printed == point(2) + OTHER.removesuffix(b"no json\n")
+    printed, errors = capsys.readouterr()
+    assert errors == ""
+    assert printed.encode() == point(2) + OTHER.removesuffix(b"no json\n")
 
 
 def test_a_config_names_its_ledger(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -55,6 +55,16 @@ def test_states_come_from_where_they_are_known_best(stage: Stage) -> None:
     assert (scene.training.step, scene.training.loss) == (7, 1.5)
 
 
+def test_a_point_with_a_set_done_is_past_its_pin(stage: Stage) -> None:
+    scene = scene_of(stage)
+    for step in (2, 4):
+        stage.says("published", step=step)
+    stage.shows(running={2: "pinning", 4: "pinning"})
+    stage.set_done(2, "add", 0.75)
+    scene.refresh()
+    assert [states(scene)[step] for step in (2, 4)] == ["evaluating", "pinning"]
+
+
 def test_mean_and_its_standard_error(stage: Stage) -> None:
     scene = scene_of(stage)
     stage.ends(6, 0.5, 0.3)

@@ -66,7 +66,7 @@ def test_terminal_is_redrawn_in_place(
     middle(stage, scene)
     screen.show(scene, 2)
     screen.say("done")
-    drawings = re.split(r"\x1b\[5A\x1b\[J", out.getvalue())
+    drawings = re.split(r"\r\x1b\[5A\x1b\[J", out.getvalue())
     assert len(drawings) == 3
     assert drawings[2] == "done\n"
     for drawing in drawings[:2]:

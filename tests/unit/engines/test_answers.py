@@ -80,7 +80,7 @@ def test_versions_are_all_that_took_part() -> None:
     ],
 )
 def test_garbage_is_a_value_error(payload: bytes) -> None:
-    with pytest.raises(ValueError, match="."):
+    with pytest.raises(ValueError, match=r"got|nested|output_ids"):
         read_answers(payload, 1)
 
 

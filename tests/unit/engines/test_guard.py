@@ -220,3 +220,19 @@ def test_removes_the_engines_shared_memory_and_no_other_file(
         for path in (ours, *others):
             path.unlink(missing_ok=True)
         snapshots.rmdir()
+
+
+def test_knows_new_shared_memory_before_a_sudden_death(
+    daemon: Daemon, tree: Tree, tmp_path: Path
+) -> None:
+    ours = Path(f"/dev/shm/sglang_loads_{os.getpid()}_{tmp_path.name}.shm")
+    try:
+        process = daemon.start("--", *tree.argv("memory", str(ours)))
+        launcher = tree.wait_started()["launcher"]
+        lines = [pipe(process.stdout).readline() for _ in range(2)]  # within a second or two
+        assert lines == [f"started {launcher}\n", f"memory {ours}\n"]
+        os.kill(launcher, signal.SIGKILL)  # and nobody is left who could be asked
+        assert rest(process) == ["exited -9", "gone"]
+        assert not ours.exists()
+    finally:
+        ours.unlink(missing_ok=True)

@@ -128,6 +128,25 @@ def test_death_of_the_guard(run: Run, tree: Tree) -> None:
     run(body())
 
 
+def test_death_of_the_guard_leaves_no_shared_memory(run: Run, tree: Tree, tmp_path: Path) -> None:
+    ours = Path(f"/dev/shm/sglang_loads_{os.getpid()}_{tmp_path.name}.shm")
+
+    async def body() -> None:
+        engine = await started(tree, "memory", str(ours))
+        async with asyncio.timeout(10):
+            while not engine._memory:
+                await asyncio.sleep(0.01)
+        os.kill(engine._guard.pid, signal.SIGKILL)
+        await within(engine.wait())
+        await within(engine.stop(0))
+
+    try:
+        run(body())
+        assert not ours.exists()
+    finally:
+        ours.unlink(missing_ok=True)
+
+
 def test_stuck_guard_is_replaced(run: Run, tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "KILL_TIMEOUT_S", 0.3)
 

@@ -427,6 +427,19 @@ async def test_samples_that_cannot_be_written_stop_loudly(world: World, make_set
         await world.evaluate(FakePosture(str))
 
 
+async def test_impossible_samples_of_a_journal_are_not_resumed(world: World, make_set: Any) -> None:
+    world.sets = [make_set(rows_of(2))]
+    await world.evaluate(FakePosture(str))
+    path = world.results_dir / "samples" / "r" / "step_7.r0" / "toy.jsonl"
+    first, second = world.journal("toy")
+    odd = [first | {"sample": -1}, first | {"sample": 1}, first | {"question": "9"}]
+    lines = [*odd, second | {"score": None}]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    result = await world.evaluate(FakePosture(str))
+    assert (result.counts.n_total, result.counts.n_scored) == (2, 2)
+    assert (result.counts.n_resumed, result.counts.n_timeout) == (0, 0)
+
+
 async def test_a_stop_leaves_a_journal_from_which_the_point_resumes(
     world: World, make_set: Any
 ) -> None:

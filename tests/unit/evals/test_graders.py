@@ -177,6 +177,7 @@ def test_settings_are_checked_in_words(make_set: Any) -> None:
         "give one of exact, regex, choice, math, boxed_exact"
         in (check_grader(make_set("", grader="boxed_"))[0])
     )
+    assert check_grader(make_set("", grader="choise"))[0].endswith("; did you mean 'choice'?")
 
 
 def test_the_version_of_math_verify_counts_only_for_math() -> None:

@@ -127,3 +127,44 @@ def test_a_base_model_that_cannot_be_used_is_told_once(tmp_path: Path, make_set:
     with pytest.raises(ConfigError) as caught:
         check_prompts(sets, tmp_path)
     assert len(caught.value.problems) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("tokenizer.json", '{"a":' * 100_000),
+        ("tokenizer_config.json", '{"a":' * 100_000),
+        ("special_tokens_map.json", '{"a":' * 100_000),
+        ("tokenizer_config.json", '{"chat_template": [{"name": ["x"], "template": "a"}]}'),
+        ("tokenizer_config.json", '{"bos_token": "\\ud800"}'),
+        # the Rust library panics over it
+        ("tokenizer.json", '{"normalizer": {"type": "Precompiled", "precompiled_charsmap": "A"}}'),
+    ],
+)
+def test_odd_tokenizer_files_of_a_snapshot_cost_that_point_at_most(
+    make_model: Any, make_set: Any, name: str, content: str
+) -> None:
+    base = make_model()
+    snapshot = copy_of(base, "step_1")
+    (snapshot / name).write_text(content)
+    prepared = Preparation([toy(make_set)], base).prepare(point_at(snapshot))
+    assert prompts_of(prepared) != []
+    own = Preparation([toy(make_set, tokenizer="snapshot")], base)
+    with pytest.raises(InvalidSnapshot, match="uses the snapshot's tokenizer"):
+        own.prepare(point_at(snapshot))
+
+
+def test_a_prompt_that_the_tokenizer_cannot_encode_is_one_fault(
+    make_model: Any, make_set: Any
+) -> None:
+    base = make_model(template="{{ messages[0].content or '\\ud800' }}")
+    rows = [*CHAT, {"prompt": [{"role": "user", "content": ""}], "label": 1}]
+    prepared = Preparation([toy(make_set, rows)], base).prepare(point_at(base))
+    assert [isinstance(prompt, str) for prompt in prompts_of(prepared)] == [False, True]
+
+
+def test_a_config_that_is_no_object_is_said(make_model: Any, make_set: Any) -> None:
+    base = make_model()
+    (base / "config.json").write_text("[]")
+    with pytest.raises(EvalSkip, match=r"config.json: it is not a JSON object"):
+        Preparation([toy(make_set)], base).prepare(point_at(base))

@@ -46,6 +46,11 @@ def test_ids_and_metadata_come_from_their_keys(make_set: Any) -> None:
     ("row", "sentence"),
     [
         ("{bad", "line 2: not valid JSON"),
+        ('{"prompt": ' + "[" * 100_000, "line 2: not valid JSON (maximum recursion depth"),
+        (
+            '{"label": 1, "prompt": [{"role": "user", "content": [{"type": "text", "text": 5}]}]}',
+            "message 1 has no 'content' of text",
+        ),
         ("[1]", "line 2: the row is a list; give one JSON object a line"),
         ('"x"', "the row is text"),
         ("null", "the row is null"),

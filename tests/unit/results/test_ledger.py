@@ -136,6 +136,19 @@ async def test_a_record_that_cannot_be_read_back_is_refused(tmp_path: Path) -> N
     assert ledger.last_seq == 1
 
 
+async def test_text_that_utf8_cannot_hold_is_escaped(tmp_path: Path) -> None:
+    """A file's name need not be UTF-8; the record of its snapshot is written all the same."""
+    ledger = Ledger.open(config(tmp_path))
+    record = ended(1)
+    record.detail = "a\udcff is a stray weights file"
+    await ledger.append(record)
+    ledger.close()
+    again = Ledger.open(config(tmp_path))
+    again.close()
+    assert rb"a\\udcff is a stray" in file(tmp_path).read_bytes()
+    assert again.last_seq == 1
+
+
 async def test_a_second_ledger_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
     ledger = Ledger.open(config(tmp_path))
     with pytest.raises(LedgerError, match=rf"another evald \(pid {os.getpid()}\)"):

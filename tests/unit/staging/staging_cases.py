@@ -103,6 +103,25 @@ def refusal(work: Callable[[], object]) -> str | None:
 
 
 @contextmanager
+def deep_folders(directory: Path, name: str, depth: int, *, scratch: Path) -> Iterator[None]:
+    """Make ``depth`` folders in one another, also where no path can name the last one.
+
+    ``scratch`` is deleted afterwards: pytest's own rmtree may not come so deep.
+    """
+    at = os.open(directory, os.O_RDONLY)
+    for _ in range(depth):
+        os.mkdir(name, dir_fd=at)
+        below = os.open(name, os.O_RDONLY, dir_fd=at)
+        os.close(at)
+        at = below
+    os.close(at)
+    try:
+        yield
+    finally:
+        subprocess.run(["/bin/rm", "-rf", scratch], check=True)
+
+
+@contextmanager
 def open_folder() -> Iterator[Path]:
     """Make a scratch folder that other users may enter (pytest's own is 0700)."""
     folder = Path(tempfile.mkdtemp(prefix="evald-test-"))

@@ -3,7 +3,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from staging_cases import MARKER, as_other_user, open_folder, snapshot, staging
+from staging_cases import MARKER, as_other_user, deep_folders, open_folder, snapshot, staging
 
 from evald.staging import retention as retention_module
 from evald.staging.digest import fingerprint
@@ -230,3 +230,42 @@ def test_what_may_not_be_deleted_is_told(closed: str) -> None:
     assert printed.startswith(f"snapshot_not_deleted cannot delete {directory}: Permission denied")
     assert "run trainer and evald as one user" in printed
     assert is_there is (closed != "step_1/adapter")
+
+
+async def test_a_link_goes_by_itself(tmp_path: Path) -> None:
+    root = Root(tmp_path / "root", keep=1)
+    kept = root.add("step_1")
+    (root.path / "step_2").symlink_to("step_1")
+    await root.retire(root.path / "step_2")
+    await root.retire(kept)
+    assert root.names == {"step_1"}
+    assert kept.is_dir()
+
+
+async def test_folders_that_are_nested_too_deep_are_told(tmp_path: Path) -> None:
+    root = Root(tmp_path, keep=0)
+    deep = root.add("step_1")
+    with deep_folders(deep, "a", 1100, scratch=tmp_path):
+        await root.retire(deep)
+        assert root.names == set()
+        # how deep rmtree comes is the interpreter's affair; what it cannot do is told
+        assert len(root.trash) == len(root.alerts)
+        await root.retention.sweep()
+        assert len(root.trash) * 2 == len(root.alerts)
+
+
+async def test_a_marker_outside_the_directory_goes_with_it(tmp_path: Path) -> None:
+    root = Root(tmp_path, keep=1, marker="../done", pattern="step_{step}/hf")
+    for step in range(3):
+        directory = root.add(f"step_{step}/hf", marker="../done")
+        await root.retention.retire(directory, fingerprint(directory, "../done")[0])
+    assert root.names == {"step_2"}
+    assert (root.trash, root.alerts) == ([], [])
+
+
+async def test_a_marker_that_snapshots_share_is_told(tmp_path: Path) -> None:
+    root = Root(tmp_path, keep=0, marker="../done")
+    directory = root.add("step_1", marker="../done")
+    await root.retention.retire(directory, fingerprint(directory, "../done")[0])
+    assert root.names == {"step_1", "done"}
+    assert "is not its own alone" in root.alerts[0][1]

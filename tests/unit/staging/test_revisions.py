@@ -132,3 +132,14 @@ def test_a_lost_point_is_given_and_equal_to_nothing(life: Life) -> None:
     life.revisions.give(KEY, None)
     assert life.revisions.is_given(KEY)
     assert life.decide(candidate(fingerprint="g")) == (Verdict.OFFER, NEXT)
+
+
+def test_a_skipped_step_keeps_its_key(life: Life) -> None:
+    life.revisions.reserve(KEY)
+    assert life.decide(candidate()) == (Verdict.OFFER, NEXT)
+
+
+def test_a_known_step_is_not_reserved(life: Life) -> None:
+    life.give(KEY)
+    life.revisions.reserve(KEY)
+    assert life.decide(candidate())[0] is Verdict.OFFERED

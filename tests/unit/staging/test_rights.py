@@ -2,7 +2,7 @@ import os
 from pathlib import Path
 
 import pytest
-from staging_cases import NOBODY, as_other_user, open_folder, snapshot
+from staging_cases import NOBODY, as_other_user, deep_folders, open_folder, snapshot
 
 from evald.staging import rights
 from evald.staging.files import list_files
@@ -110,3 +110,10 @@ def test_a_file_that_may_not_be_read_is_told_with_its_remedy(tmp_path: Path) -> 
     assert rights.unreadable(file, OSError(5, "Input/output error")) == (
         "cannot read a: Input/output error"
     )
+
+
+@pytest.mark.parametrize(("name", "depth"), [("a", 1100), ("a" * 250, 25)])
+def test_a_deep_tree_is_no_trap(tmp_path: Path, name: str, depth: int) -> None:
+    with deep_folders(tmp_path, name, depth, scratch=tmp_path):
+        fault = deletable(tmp_path)
+    assert fault is None or "File name too long; delete it by hand" in fault

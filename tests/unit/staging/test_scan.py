@@ -180,3 +180,27 @@ def test_the_step_that_a_pattern_writes_is_read_back(text: str, step: int) -> No
     match = layout.heads[-1].fullmatch(name)
     assert match is not None
     assert int(match["step"]) == step
+
+
+def test_a_link_that_cannot_be_followed_hides_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "step_1").symlink_to("x" * 300)
+    (tmp_path / "run").symlink_to("x" * 300)
+    mark(tmp_path / "step_2")
+    assert [one.step for one in look(tmp_path).marked] == [2]
+
+
+def test_a_link_to_a_closed_place_hides_nothing_else() -> None:
+    with open_folder() as folder:
+        (folder / "closed" / "x").mkdir(parents=True)
+        (folder / "closed").chmod(0)
+        (folder / "root").mkdir()
+        (folder / "root" / "step_1").symlink_to(folder / "closed" / "x")
+        mark(folder / "root" / "step_2")
+        printed = as_other_user(
+            """
+found = scan.scan(scan.Layout(Staging(root=sys.argv[1])))
+print([one.step for one in found.marked])
+""",
+            folder / "root",
+        )
+    assert printed == "[2]"

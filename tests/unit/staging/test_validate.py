@@ -9,9 +9,20 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from staging_cases import FUZZ, as_other_user, base_model, open_folder, snapshot, tensors
+from staging_cases import (
+    FUZZ,
+    as_other_user,
+    base_model,
+    deep_folders,
+    open_folder,
+    snapshot,
+    tensors,
+)
 
 from evald.errors import InvalidSnapshot
+from evald.staging import safetensors_header
+from evald.staging import validate as validate_module
+from evald.staging.files import open_file
 from evald.staging.manifest import Manifest, ManifestFile
 from evald.staging.safetensors_header import TensorInfo
 from evald.staging.validate import INDEX, BaseModel, validate
@@ -158,7 +169,32 @@ def test_weights_that_are_no_file(tmp_path: Path) -> None:
     directory = snapshot(tmp_path / "s")
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(directory / "x.safetensors"))
-        assert fault(directory) == "x.safetensors is not a regular file"
+        assert fault(directory) == "x.safetensors is a socket, not a file; remove it"
+    (directory / "x.safetensors").unlink()
+    (directory / "folder").mkdir()
+    (directory / "x.safetensors").symlink_to("folder")
+    assert fault(directory) == "x.safetensors is not a regular file"
+
+
+@pytest.mark.parametrize("name", [INDEX, "tokenizer.json", "notes.txt"])
+def test_a_pipe_would_block_whoever_opens_it(tmp_path: Path, name: str) -> None:
+    directory = snapshot(tmp_path / "s")
+    (directory / name).unlink(missing_ok=True)
+    os.mkfifo(directory / name)
+    assert fault(directory) == f"{name} is a named pipe, not a file; remove it"
+
+
+def test_a_link_to_a_device_never_ends(tmp_path: Path) -> None:
+    directory = snapshot(tmp_path / "s")
+    (directory / INDEX).symlink_to("/dev/zero")
+    assert fault(directory, owned=False) == f"{INDEX} is a device, not a file; remove it"
+
+
+@pytest.mark.parametrize(("name", "depth"), [("a", 1100), ("a" * 250, 25)])
+def test_folders_that_lie_too_deep(tmp_path: Path, name: str, depth: int) -> None:
+    directory = snapshot(tmp_path / "s")
+    with deep_folders(directory, name, depth, scratch=tmp_path):
+        assert "is a folder that lies too deep" in fault(directory)
 
 
 # --- index -------------------------------------------------------------------------------------
@@ -379,15 +415,15 @@ def test_a_file_that_fails_or_vanishes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     directory = snapshot(tmp_path / "s", shards=2)
-    real = Path.open
     errors: list[OSError] = [OSError(5, "Input/output error"), FileNotFoundError(2, "gone")]
 
-    def failing(self: Path, *arguments: Any, **more: Any) -> Any:
-        if self.name == name:
+    def failing(path: Path) -> Any:
+        if path.name == name:
             raise errors[0]
-        return real(self, *arguments, **more)
+        return open_file(path)
 
-    monkeypatch.setattr(Path, "open", failing)
+    for module in (validate_module, safetensors_header):
+        monkeypatch.setattr(module, "open_file", failing)
     assert fault(directory) == f"cannot read {name}: Input/output error"
     errors.pop(0)
     with pytest.raises(FileNotFoundError):

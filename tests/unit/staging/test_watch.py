@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import watchfiles
+from staging_cases import as_other_user, open_folder
 from structlog.testing import capture_logs
 
 from evald.staging import watch as watch_module
@@ -167,3 +168,26 @@ async def test_a_recreated_folder_is_watched_anew(tmp_path: Path) -> None:
     (tmp_path / "root" / "step_1").mkdir()
     assert await wait(watch, []) < 5
     await watch.close()
+
+
+def test_a_directory_that_is_closed_meanwhile_is_left_to_the_scan() -> None:
+    with open_folder() as folder:
+        (folder / "step_1").mkdir(mode=0)
+        printed = as_other_user(
+            """
+from evald.staging.watch import Watch
+async def main():
+    await Watch(Path(sys.argv[1]), ".complete", scan_interval_s=0.1).wait([Path(sys.argv[2])])
+asyncio.run(main())
+print("waited")
+""",
+            folder,
+            folder / "step_1",
+        )
+    assert printed == "waited"
+
+
+def test_many_directories_are_looked_at_less_often(tmp_path: Path) -> None:
+    watch = Watch(tmp_path, ".complete", scan_interval_s=2)
+    watch._keep_young([tmp_path / f"step_{step}" for step in range(1000)], 0.0)
+    assert watch.poll_interval_s(0) == pytest.approx(0.2)

@@ -1,4 +1,5 @@
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from evald.point import Kind, PointKey
 from evald.staging.candidate import Candidate, Reader
 from evald.staging.offers import RunEnded, TrainerSkip
 from evald.staging.scan import Layout, scan
-from evald.staging.words import BrokenWord, Listener
+from evald.staging.words import BrokenWord, Listener, RunEndWord, read_word
 
 
 def hear(root: Path, name: str, content: object) -> Candidate | TrainerSkip | RunEnded:
@@ -75,6 +76,40 @@ def test_a_request_for_nothing(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("path", "sentence"),
+    [
+        ("/", "it has no *.safetensors file; name the snapshot's own directory"),
+        ("x" * 300, "File name too long"),
+        ("x/" * 3000, "File name too long"),
+        ("a.request", "there is no such directory"),
+        ("link", "its path is not UTF-8; rename it"),
+    ],
+)
+def test_a_request_for_what_is_no_snapshot(tmp_path: Path, path: str, sentence: str) -> None:
+    odd = os.fsdecode(os.fsencode(tmp_path) + b"/\xff")
+    snapshot(Path(odd))
+    (tmp_path / "link").symlink_to(odd)
+    found = hear(tmp_path, "a.request", {"kind": "reuse", "step": 3, "path": path})
+    assert isinstance(found, Candidate)
+    assert found.fault.endswith(f"which a.request asks for: {sentence}")
+    assert found.fingerprint == ""
+
+
+def test_a_request_for_a_directory_that_may_not_be_read() -> None:
+    with open_folder() as folder:
+        closed = snapshot(folder / "closed" / "step_3")
+        closed.parent.chmod(0)
+        printed = as_other_user("print(words._no_snapshot(Path(sys.argv[1])))", closed)
+    assert printed == "Permission denied"
+
+
+def test_a_word_that_became_a_pipe_blocks_nobody(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "run.end")
+    with pytest.raises(BrokenWord):
+        read_word(tmp_path / "run.end", RunEndWord)
+
+
 def test_a_shared_request_is_refused(tmp_path: Path) -> None:
     found = hear(tmp_path, "a.request", {"kind": "shared", "step": 3, "weight_version": "x"})
     assert isinstance(found, TrainerSkip)
@@ -94,6 +129,13 @@ def test_a_shared_request_is_refused(tmp_path: Path) -> None:
         ("a.request", {"kind": "reuse", "path": "x"}, "it names no step"),
         ("a.request", {"kind": "reuse", "step": 1}, "it names no path to reuse"),
         ("a.request", "[" * 100_000, "cannot understand {}"),
+        ("a.request", {"kind": "reuse", "step": 1, "path": "a\0b"}, "cannot understand path in {}"),
+        ("a.request", {"kind": "reuse", "step": 10**15, "path": "x"}, "$.step"),
+        ("a.request", '{"kind": "reuse", "path": "x", "step": ' + "9" * 400 + "}", "$.step"),
+        ("run.end", {"last_step": 10**300}, "$.last_step"),
+        # a "$" would let one more newline through
+        ("step_1.skip", {"reason": "busy\n"}, "$.reason"),
+        ("step_1.skip", {"reason": "busy", "run": "x\n"}, "$.run"),
     ],
 )
 def test_broken_words_are_told(tmp_path: Path, name: str, content: object, sentence: str) -> None:

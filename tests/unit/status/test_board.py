@@ -1,4 +1,5 @@
 import asyncio
+import os
 import shutil
 import stat
 from pathlib import Path
@@ -91,3 +92,33 @@ async def test_a_missing_root_costs_beats_is_told_once_and_is_not_made(
         shutil.rmtree(root)
         await run_for(the_board, 0.2)
     assert [event["event"] for event in logs] == ["board_not_written"] * 2
+
+
+async def test_a_pipe_in_the_way_holds_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(board, "INTERVAL_S", 0.01)
+    the_board = Board(config_in(tmp_path), view=Views())
+    the_board.path.parent.mkdir(parents=True)
+    pipe = the_board.path.with_name(".status.json.new")
+    os.mkfifo(pipe)
+    with capture_logs() as logs:
+        await run_for(the_board, 0.2)
+        assert [event["event"] for event in logs] == ["board_not_written"]
+        pipe.unlink()
+        await run_for(the_board, 0.2)
+    assert beat(the_board.path) > 1
+
+
+async def test_a_status_that_utf8_cannot_hold_is_written_readably(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(board, "INTERVAL_S", 0.01)
+    (tmp_path / "root").mkdir()
+
+    def odd_view() -> StatusView:
+        return msgspec.structs.replace(Views()(), results="/x/\udcff")
+
+    the_board = Board(config_in(tmp_path), view=odd_view)
+    await run_for(the_board, 0.2)
+    assert msgspec.json.decode(the_board.path.read_bytes())["results"] == r"/x/\udcff"

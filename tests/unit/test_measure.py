@@ -1,0 +1,100 @@
+"""What becomes of a point when no engine is left, or when its digest takes long."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evald import measure as measure_module
+from evald.config import Dispatch
+from evald.errors import Unhealthy
+from evald.measure import Measure
+from evald.point import EvalPoint, PointKey, Snapshot
+from evald.postures.contract import PointResult
+from evald.results.records import PointRecord
+from evald.staging.digest import fingerprint
+from evald.status.view import EngineView
+from evald.testing import write_snapshot
+
+
+class NoEngineLeft:
+    """A posture whose pins fail."""
+
+    def __init__(self, *states: str) -> None:
+        self.states = states
+
+    def engines(self) -> list[EngineView]:
+        return [EngineView(name="e", state=state) for state in self.states]
+
+    async def prepare(self, point: EvalPoint) -> EvalPoint:
+        return point
+
+    async def measure(self, point: EvalPoint, prepared: EvalPoint, **_: Any) -> PointResult:
+        raise Unhealthy(f"cannot pin {point.key}: no engine is left for {prepared.key}")
+
+
+def measure_of(posture: NoEngineLeft) -> Measure:
+    parts: dict[str, Any] = {"posture": posture}
+    return Measure(Dispatch(), marker=".complete", **parts)
+
+
+def start(measure: Measure, directory: Path, **fields: Any) -> asyncio.Task[PointRecord]:
+    seen, size_bytes = fingerprint(directory, ".complete")
+    snapshot = Snapshot(
+        run="r", step=1, directory=directory, fingerprint=seen, size_bytes=size_bytes, **fields
+    )
+    turn = asyncio.Event()
+    turn.set()
+    point = EvalPoint(PointKey("r", 1), snapshot)
+    work = measure.run(
+        point,
+        queued_s=0.0,
+        turn=turn,
+        on_state=lambda _: None,
+        on_set=lambda _: asyncio.sleep(0),
+    )
+    return asyncio.create_task(work)
+
+
+async def test_a_daemon_that_loses_all_engines_writes_no_terminal_record(tmp_path: Path) -> None:
+    directory = write_snapshot(tmp_path / "step_1")
+    point = start(measure_of(NoEngineLeft("quarantined", "quarantined")), directory, digest="d")
+    await asyncio.wait({point}, timeout=0.3)
+    point.cancel()  # as the end of the engines' task does
+    with pytest.raises(asyncio.CancelledError):
+        await point
+
+
+async def test_a_stop_that_does_not_come_costs_no_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measure_module, "_STOP_COMES_S", 0.01)
+    directory = write_snapshot(tmp_path / "step_1")
+    record = await start(measure_of(NoEngineLeft("quarantined")), directory, digest="d")
+    assert record.reason == "unhealthy"
+
+
+@pytest.mark.parametrize("states", [("quarantined", "starting"), ()])
+async def test_an_unhealthy_fleet_ends_the_point(tmp_path: Path, states: tuple[str, ...]) -> None:
+    directory = write_snapshot(tmp_path / "step_1")
+    async with asyncio.timeout(2):
+        record = await start(measure_of(NoEngineLeft(*states)), directory, digest="d")
+    assert record.reason == "unhealthy"
+
+
+async def test_close_ends_a_digest_that_takes_long(tmp_path: Path) -> None:
+    directory = write_snapshot(tmp_path / "step_1")
+    with (directory / "optimizer.pt").open("wb") as file:
+        file.truncate(1 << 42)  # sparse: it takes no room, and minutes to read
+    measure = measure_of(NoEngineLeft())
+    point = start(measure, directory)
+    await asyncio.wait({point}, timeout=0.3)
+    assert not point.done()
+    point.cancel()
+    measure.close()
+    async with asyncio.timeout(5):  # the thread is at its end, too
+        await asyncio.get_running_loop().shutdown_default_executor()
+    assert point.done()
