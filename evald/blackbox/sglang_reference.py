@@ -20,7 +20,7 @@ from evald.config import Fleet
 from evald.engines.answers import COMPLETE
 from evald.engines.api import EngineAPI, EngineError
 from evald.engines.launcher import Launched
-from evald.engines.pin import Checksums, PinFailed, Proof, load_and_prove
+from evald.engines.pin import Checksums, Loading, PinFailed, Proof, new_weight_version
 from evald.engines.plan import engine_plan
 from evald.engines.readiness import wait_ready
 from evald.engines.sglang_launcher import SGLangLauncher
@@ -78,7 +78,11 @@ class SGLangReference:
             raise ValueError("exactly one of model and url must be set in [blackbox.config]")
         lines = Path(self.settings.data).read_bytes().splitlines()
         self.questions = [msgspec.json.decode(line, type=Question) for line in lines]
-        self._checksums = Checksums()
+        self._loading = Loading(
+            load_format=self.settings.load_format,
+            timeout_s=self.settings.load_timeout_s,
+            checksums=Checksums(),
+        )
         self._api: EngineAPI | None = None
         self._launched: Launched | None = None
         self._launches = 0
@@ -141,13 +145,11 @@ class SGLangReference:
         for _ in range(PIN_ATTEMPTS):
             api = await self._server()
             try:
-                proof = await load_and_prove(
-                    api,
-                    target,
-                    engine=NAME,
-                    load_format=self.settings.load_format,
-                    load_timeout_s=self.settings.load_timeout_s,
-                    checksums=self._checksums,
+                version = new_weight_version(target)
+                await self._loading.load(api, target, version)
+                # one server: its layout is always the same
+                proof = await self._loading.prove(
+                    api, target.digest, version, engine=NAME, layout=""
                 )
             except PinFailed as failed:
                 failures.append(str(failed))
@@ -188,7 +190,9 @@ class SGLangReference:
             self._launched.url, self._launched.api_key, limit=settings.concurrency
         )
         async with asyncio.timeout(settings.start_timeout_s):
-            ready = asyncio.create_task(wait_ready(self._api, self._launched, PROBE_TIMEOUT_S))
+            ready = asyncio.create_task(
+                wait_ready(self._api, self._launched, PROBE_TIMEOUT_S, generate=True)
+            )
             died = asyncio.create_task(self._launched.process.wait())
             try:
                 await asyncio.wait((ready, died), return_when=asyncio.FIRST_COMPLETED)

@@ -137,9 +137,7 @@ class Router:
             ) from error
         return [answer for answer in progress.answers if answer is not None]
 
-    async def _admit(
-        self, campaign: Campaign, count: int, progress: _Progress
-    ) -> tuple[Lane, int]:
+    async def _admit(self, campaign: Campaign, count: int, progress: _Progress) -> tuple[Lane, int]:
         """Wait for a lane that serves and has room; the lane, and how many places were taken."""
         while True:
             ticket = self._changes.ticket()

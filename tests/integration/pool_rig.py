@@ -8,11 +8,17 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from fleet_rig import request
+import msgspec
+from fleet_rig import request, target_of
 
+from evald.config import Attached
 from evald.errors import EvaldError
-from evald.postures.contract import Engines, Generation, Pin
-from evald.testing import FakeEngine, FakeServer, serve_fake
+from evald.postures.attached import attached_engines
+from evald.postures.contract import Engines, Generation, Pin, PinTarget
+from evald.postures.engine_pool import EnginePool
+from evald.testing import FakeEngine, FakeServer, serve_fake, write_snapshot
+
+KEY = "sk-very-secret"
 
 
 class Host:
@@ -97,3 +103,21 @@ async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
 
 def states(engines: Engines) -> list[str]:
     return [view.state for view in engines.engines()]
+
+
+def urls(servers: list[Host]) -> list[str]:
+    return [host.url for host in servers]
+
+
+def attached(base: Path, servers: list[Host], **settings: object) -> EnginePool:
+    table = {
+        "model": str(base),
+        "urls": urls(servers),
+        "alive_timeout_s": 5.0,
+        "load_timeout_s": 5.0,
+    } | settings
+    return attached_engines(msgspec.convert(table, Attached), environ={"KEY": KEY})
+
+
+def snapshot(base: Path, step: int) -> PinTarget:
+    return target_of(write_snapshot(base.parent / f"step_{step}", answer=step), step)

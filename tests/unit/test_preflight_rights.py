@@ -60,6 +60,7 @@ def closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_closed_directory_is_named(tmp_path: Path, closed: Path) -> None:
     good = make_config(tmp_path)
+    assert good.fleet is not None
     changed = msgspec.structs.replace(
         good,
         staging=Staging(root=str(closed / "root")),
