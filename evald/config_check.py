@@ -56,16 +56,16 @@ def _check_posture(config: Config) -> list[str]:
         return _check_blackbox(config.blackbox, config)
     if config.attached is not None:
         return _check_urls("attached", config.attached) + _check_attached(config.attached)
-    return _check_urls("shared", config.shared) if config.shared is not None else []
+    return [] if config.shared is None else _check_shared(config.shared)
 
 
 def _check_fleet(fleet: Fleet) -> list[str]:
-    from evald.engines.flags import check_sglang_table  # noqa: PLC0415 (keeps config light)
+    from evald.engines.sglang_table import check_sglang_table  # noqa: PLC0415 (keeps config light)
 
     problems = check_sglang_table(fleet.sglang)
     names = [group.name for group in fleet.group]
     for i, group in enumerate(fleet.group):
-        problems += [f"fleet.group[{i}]: {line}" for line in check_sglang_table(group.sglang)]
+        problems += check_sglang_table(group.sglang, f"[[fleet.group]] {group.name}")
         if names.index(group.name) != i:
             problems.append(f"fleet.group[{i}].name: {group.name!r} is there twice; rename one")
     if fleet.inherit is not None:
@@ -109,6 +109,13 @@ def _check_attached(attached: Attached) -> list[str]:
     if not attached.pin and attached.path_map:
         return ["attached.path_map: is of no use with pin = false; remove it"]
     return []
+
+
+def _check_shared(shared: Shared) -> list[str]:
+    problems = _check_urls("shared", shared)
+    if (shared.pause is None) != (shared.resume is None):
+        problems.append("shared: set pause and resume together, or neither")
+    return problems
 
 
 def _check_set(eval_set: EvalSet, config: Config) -> list[str]:

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
-from evald.config import BlackBox, Config, Fleet, Group
+from evald.config import Attached, BlackBox, Config, Fleet, Group, Shared
 
 Shape = TypeVar("Shape", Fleet, Group)
 
@@ -37,9 +37,13 @@ def resolve_paths(config: Config, base: Path) -> Config:
         posture = replace(posture, python=program(posture.python))
     if posture.model is not None:
         posture = replace(posture, model=absolute(posture.model))
-    if isinstance(posture, Fleet) and posture.inherit is not None and posture.inherit.file:
-        inherit = replace(posture.inherit, file=absolute(posture.inherit.file))
-        posture = replace(posture, inherit=inherit)
+    if isinstance(posture, Attached | Shared) and posture.api_key_file:
+        posture = replace(posture, api_key_file=absolute(posture.api_key_file))
+    if isinstance(posture, Fleet) and posture.inherit is not None:
+        inherit = posture.inherit
+        files = {"file": inherit.file, "api_key_file": inherit.api_key_file}
+        given = {name: absolute(path) for name, path in files.items() if path}
+        posture = replace(posture, inherit=replace(inherit, **given))
     return replace(config, **{type(posture).__name__.lower(): posture})
 
 

@@ -13,6 +13,7 @@ import structlog
 from evald.engines.adaptive import MOST
 from evald.engines.api import EngineAPI, EngineError
 from evald.engines.engine import Engine, Order
+from evald.engines.last_words import last_words
 from evald.engines.launcher import Boot, Launched, Launcher
 from evald.engines.pin import (
     Loading,
@@ -178,7 +179,9 @@ class Supervisor:
                 limit.result()  # raises what only a bug can raise
             if not exited.done():
                 return self._ended(State.STOPPED, engine.recall_reason)
-            detail = f"process ended with code {process.returncode}; see {launched.log}"
+            words = await asyncio.to_thread(last_words, launched.log, launched.api_key)
+            said = f", its last words: {words}" if words else ""
+            detail = f"process ended with code {process.returncode}{said}; see {launched.log}"
             if engine.pinning is not None and engine.state in (State.PINNING, State.STARTING):
                 starting = engine.state is State.STARTING
                 stage = PinStage.START if starting else PinStage.LOAD

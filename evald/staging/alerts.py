@@ -47,6 +47,19 @@ class Alerts:
                 self._told.add(directory)
                 tasks.create_task(self._tell_closed(directory), name="staging alert")
 
+    def tell_misnamed(
+        self, directories: Iterable[Path], pattern: str, tasks: asyncio.TaskGroup
+    ) -> None:
+        """Tell of finished snapshots that no point can be made of."""
+        for directory in directories:
+            if ("misnamed", directory) not in self._told:
+                self._told.add(("misnamed", directory))
+                sentence = (
+                    f"cannot tell the step of {directory}: it has a marker, but its name does not "
+                    f"fit staging.pattern = {pattern!r}; rename it, or change the pattern"
+                )
+                tasks.create_task(self._alert("snapshot_misnamed", sentence), name="staging alert")
+
     async def _test_rights(self, directory: Path) -> None:
         fault = await asyncio.to_thread(deletable, directory, with_entry=True)
         if fault is not None:

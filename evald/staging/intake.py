@@ -190,6 +190,7 @@ class Intake:
             self._batches.add(batch)
             batch.add_done_callback(self._batches.discard)
         self._alerts.tell_closed(found.closed, tasks)
+        self._alerts.tell_misnamed(found.misnamed, self._config.pattern, tasks)
         if snapshots and self._config.owned:
             self._alerts.test_rights(snapshots[0].directory, tasks)
         return self._take_ends(ends, tasks)

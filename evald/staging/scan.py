@@ -58,6 +58,8 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     unmarked: list[Path]
     #: directories in which evald may not even look for the marker.
     closed: list[Path] = []
+    #: directories with a marker whose names do not fit the pattern.
+    misnamed: list[Path] = []
     files: list[FoundFile]
     #: of the root's file system, for evald's user.
     free_bytes: int
@@ -102,6 +104,7 @@ def scan(layout: Layout) -> Found:
         marked=look.marked,
         unmarked=look.unmarked,
         closed=look.closed,
+        misnamed=look.misnamed,
         files=look.files,
         free_bytes=disk.f_bavail * disk.f_frsize,
     )
@@ -121,6 +124,7 @@ class _Look:
         self.marked: list[FoundSnapshot] = []
         self.unmarked: list[Path] = []
         self.closed: list[Path] = []
+        self.misnamed: list[Path] = []
         self.files: list[FoundFile] = []
 
     def folder(self, folder: Path, run: str | None) -> None:
@@ -131,7 +135,11 @@ class _Look:
                 self._head(path, match, 0, run)
             elif self._file(entry, path, run) or run is not None:
                 continue
-            elif RUN_NAME.fullmatch(entry.name) and _is_dir(entry):
+            elif _is_dir(entry):
+                if _is_file(path / self._layout.marker):
+                    self.misnamed.append(path)
+                if not RUN_NAME.fullmatch(entry.name):
+                    continue
                 try:
                     self.folder(path, entry.name)
                 except OSError:
@@ -215,6 +223,13 @@ class _Look:
 def _is_dir(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
+    except OSError:
+        return False
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return stat.S_ISREG(path.stat().st_mode)
     except OSError:
         return False
 

@@ -58,14 +58,22 @@ class FakeTrainer:
                 await answer.read()
             await asyncio.sleep(0)
 
+    async def pause(self) -> None:
+        """Send no further rollout, and wait until the last one has ended."""
+        self._go.clear()
+        await asyncio.gather(*[idle.wait() for idle in self._idle])
+
+    def resume(self) -> None:
+        """Send rollouts again."""
+        self._go.set()
+
     async def _pause(self, request: web.Request) -> web.Response:
         self.bodies.append(await request.json())
         self.calls.append("pause")
         if self.failures:
             self.failures -= 1
             return web.Response(status=FAILED, text="not now")
-        self._go.clear()
-        await asyncio.gather(*[idle.wait() for idle in self._idle])
+        await self.pause()
         return web.json_response({})
 
     async def _resume(self, request: web.Request) -> web.Response:
@@ -74,5 +82,5 @@ class FakeTrainer:
         if self.failures:
             self.failures -= 1
             return web.Response(status=FAILED, text="not now")
-        self._go.set()
+        self.resume()
         return web.json_response({})

@@ -125,6 +125,14 @@ def end_run(root: str | os.PathLike[str], last_step: int, *, run: str | None = N
     return _write_atomically(root, root / "run.end", _with_run(run, last_step=last_step))
 
 
+def write_request(
+    root: str | os.PathLike[str], name: str, content: dict[str, Any], *, run: str | None = None
+) -> Path:
+    """Ask evald for a point that is no snapshot in the root: ``name.request`` appears at once."""
+    root = Path(root)
+    return _write_atomically(root, root / f"{_flat(name)}.request", _with_run(run, **content))
+
+
 def _with_run(run: str | None, **content: Any) -> dict[str, Any]:
     """Name the run only where the caller did: else evald takes the folder's or the config's."""
     return content if run is None else {"run": run, **content}

@@ -148,3 +148,15 @@ def test_a_snapshot_that_kills_the_engine_is_blamed(tmp_path: Path) -> None:
         assert "2 attempts failed" in point.detail
         assert r.status()["engines"][0]["restarts"] == 0
         next_good_one(r, 3)
+
+
+def test_a_finished_snapshot_under_another_name_is_told(daemon: Rig) -> None:
+    write_snapshot(daemon.root / "Step_77", seed=1)
+
+    def told() -> list[str]:
+        alerts = [x for x in daemon.records() if isinstance(x, Alert)]
+        return [x.detail for x in alerts if x.name == "snapshot_misnamed"]
+
+    (sentence,) = until(told, "an alert")
+    assert "Step_77" in sentence
+    assert "staging.pattern = 'step_{step}'" in sentence

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import pytest
 from rig import Rig, rig, until
 
 from evald.engines.ports import free_port
-from evald.testing import write_base_model, write_snapshot
+from evald.testing import FakeEngine, FakeTrainer, serve_fake, write_base_model, write_snapshot
+from evald.trainer.shared import shared_eval
 
 
 class Server:
@@ -240,3 +244,71 @@ def test_operator_verbs_over_the_status_server(tmp_path: Path) -> None:
         assert r.daemon.wait(30) == 0
         assert time.monotonic() - began < 30
         assert r.evald("ctl", "pause", "--target", str(r.config)).returncode == 3
+
+
+async def test_no_training_request_between_pause_and_resume_in_the_default_config(
+    tmp_path: Path,
+) -> None:
+    """The trainer's blocking call holds its own producer still: the config says nothing of it."""
+    base = write_base_model(tmp_path / "base")
+    weights = write_snapshot(tmp_path / "trained", seed=3, answer=7, marker=None)
+    fake = FakeEngine(weights, weight_version="40")
+    served = await serve_fake(fake)
+    job = FakeTrainer([served.url])
+    rollouts = asyncio.create_task(job.run())
+    loop = asyncio.get_running_loop()
+
+    def on_loop(work: Coroutine[Any, Any, None]) -> None:
+        asyncio.run_coroutine_threadsafe(work, loop).result(20)
+
+    urls = json.dumps([served.url])
+    posture = f'[shared]\nmodel = "{{model}}"\nurls = {urls}\nalive_timeout_s = 20'
+    with rig(tmp_path, model=base, posture=posture, questions=30) as r:
+        await asyncio.to_thread(r.start)
+        marks: list[int] = []
+
+        async def pause() -> None:
+            await job.pause()
+            marks.append(len(fake.rids))
+
+        async def resume() -> None:
+            marks.append(len(fake.rids))
+            job.resume()
+
+        record = await asyncio.to_thread(
+            shared_eval,
+            r.root,
+            40,
+            "40",
+            results=r.results,
+            pause=lambda: on_loop(pause()),
+            resume=lambda: on_loop(resume()),
+            timeout_s=40,
+        )
+        assert record is not None
+        assert record["outcome"] == "ok"
+        assert record["metrics"]["eval/a"] == 1.0
+        between = fake.rids[marks[0] : marks[1]]
+        assert len(between) >= 60
+        assert not [rid for rid in between if rid.startswith("rollout")]
+        sent = job.sent
+        async with asyncio.timeout(20):
+            while job.sent < sent + 3:
+                await asyncio.sleep(0.02)
+        # the same weights are measured once: the answer is there already, nobody is paused
+        again = await asyncio.to_thread(
+            shared_eval, r.root, 40, "40", results=r.results, pause=pytest.fail,
+            resume=pytest.fail, timeout_s=5,
+        )  # fmt: skip
+        assert again == record
+        # nobody answers: training goes on after its own deadline
+        await asyncio.to_thread(r.stop)
+        silent = await asyncio.to_thread(
+            shared_eval, r.root, 41, "41", results=r.results, pause=lambda: None,
+            resume=lambda: None, timeout_s=0.5,
+        )  # fmt: skip
+        assert silent is None
+        assert not (r.root / "shared_41.request").exists()
+    rollouts.cancel()
+    await asyncio.gather(rollouts, return_exceptions=True)
+    await served.process.stop(0)

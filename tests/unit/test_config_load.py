@@ -134,7 +134,10 @@ def test_any_two_of_engines_gpus_and_size_give_the_third(
             "fleet.group[0].gpus: 3 GPUs do not divide by 2",
         ),
         (changed(fleet__group=[{"name": "a"}, {"name": "a"}]), "'a' is there twice; rename one"),
-        (changed(fleet__group=[{"name": "a", "sglang": {"port": 1}}]), "fleet.group[0]: "),
+        (
+            changed(fleet__group=[{"name": "a", "sglang": {"port": 1}}]),
+            "[[fleet.group]] a port = 1 is not allowed",
+        ),
         (changed(fleet__pin_mode="reload"), "must be one of 'update', 'restart'"),
         (changed(fleet__inherit={}), "nothing is set; set exactly one of file, command, url"),
         (changed(fleet__inherit={"file": "a", "url": "b"}), "file and url is set; set exactly one"),
@@ -144,6 +147,7 @@ def test_any_two_of_engines_gpus_and_size_give_the_third(
         (posture("attached", router="http://a:1"), "urls are the workers behind the router"),
         (posture("attached", pin=False, path_map={"/a": "/b"}), "is of no use with pin = false"),
         (posture("attached", api_key_env="A", api_key_file="b"), "set api_key_env or api_key_file"),
+        (posture("shared", pause="http://t/p"), "shared: set pause and resume together"),
         (posture("shared", eval__0__tokenizer="snapshot"), "[shared] points have no snapshot"),
         (
             posture("blackbox", model=...),
