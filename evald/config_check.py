@@ -6,6 +6,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from evald.config import Attached, BlackBox, Config, EvalSet, Fleet, Shared
+from evald.results.records import is_own_metric
 
 
 def cross_check(config: Config) -> list[str]:
@@ -44,6 +45,10 @@ def cross_check(config: Config) -> list[str]:
                 f"eval[{names[eval_set.name]}]; names must be unique"
             )
         names.setdefault(eval_set.name, i)
+        if is_own_metric(eval_set.name):
+            problems.append(
+                f"{key}.name: eval/{eval_set.name} is a metric of evald's own; choose another name"
+            )
         problems += [f"{key}.{sentence}" for sentence in _check_set(eval_set, config)]
         problems += [f"{key}.{sentence}" for sentence in check_grader(eval_set)]
     return problems
@@ -92,11 +97,12 @@ def _check_blackbox(blackbox: BlackBox, config: Config) -> list[str]:
 
 def _check_urls(posture: str, table: Attached | Shared) -> list[str]:
     problems = []
+    urls = [url.rstrip("/") for url in table.urls]
     for i, url in enumerate(table.urls):
         parts = urlsplit(url)
         if parts.scheme not in {"http", "https"} or not parts.hostname:
             problems.append(f"{posture}.urls[{i}]: {url!r} is no URL; write http://host:port")
-        elif table.urls.index(url) != i:
+        elif urls.index(urls[i]) != i:
             problems.append(f"{posture}.urls[{i}]: {url!r} is there twice; keep one")
     if table.api_key_env and table.api_key_file:
         problems.append(f"{posture}: set api_key_env or api_key_file, not both")
@@ -104,7 +110,9 @@ def _check_urls(posture: str, table: Attached | Shared) -> list[str]:
 
 
 def _check_attached(attached: Attached) -> list[str]:
-    if attached.router is not None and attached.router in attached.urls:
+    if attached.router is not None and attached.router.rstrip("/") in [
+        url.rstrip("/") for url in attached.urls
+    ]:
         return ["attached.router: is one of attached.urls; urls are the workers behind the router"]
     if not attached.pin and attached.path_map:
         return ["attached.path_map: is of no use with pin = false; remove it"]

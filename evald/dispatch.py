@@ -73,6 +73,8 @@ class Dispatcher:
         self._baselined: set[str] = set()
         self._queue: dict[PointKey, _Entry] = {}
         self._running: dict[PointKey, _Entry] = {}
+        #: their records are being written and their snapshots given up.
+        self._ending: set[PointKey] = set()
         self._turns = Turns()
         #: staging offers from several tasks; what is looked up in the index and what is then
         #: appended belong together.
@@ -205,8 +207,8 @@ class Dispatcher:
         return found
 
     def is_open(self, key: PointKey) -> bool:
-        """Tell whether a point queues or runs."""
-        return key in self._queue or key in self._running
+        """Tell whether a point queues or runs, or its end is not settled yet."""
+        return key in self._queue or key in self._running or key in self._ending
 
     def pause(self, *, paused: bool) -> None:
         """Hold back what queues, or let it go on; what runs is not touched."""
@@ -296,9 +298,13 @@ class Dispatcher:
 
     async def _end(self, point: EvalPoint, record: PointRecord) -> None:
         """Write the terminal record, then give up the snapshot."""
-        await self._record(record)
-        if point.snapshot.owned:
-            await self._retention.retire(point.snapshot.directory, point.snapshot.fingerprint)
+        self._ending.add(point.key)
+        try:
+            await self._record(record)
+            if point.snapshot.owned:
+                await self._retention.retire(point.snapshot.directory, point.snapshot.fingerprint)
+        finally:
+            self._ending.discard(point.key)
 
     async def _record(self, record: PointRecord) -> None:
         index = self._ledger.index

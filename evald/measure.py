@@ -260,7 +260,8 @@ def skipped_record(
         detail=one_line(detail),
         timings=life.finish() if life else Timings(validate_s=snapshot.validate_s),
         metrics={"eval/step": key.step, f"eval/skipped_{reason}": 1},
-        directory=str(snapshot.directory),
+        # a step that the trainer skipped never had one
+        directory="" if snapshot.directory == Path() else str(snapshot.directory),
         fingerprint=snapshot.fingerprint,
         digest=life.digest if life else snapshot.digest,
     )

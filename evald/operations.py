@@ -11,9 +11,10 @@ import structlog
 
 from evald.dispatch import Dispatcher
 from evald.errors import EvaldError
-from evald.point import EvalPoint, PointKey, Snapshot
+from evald.point import EvalPoint, Kind, PointKey, Snapshot
 from evald.postures.contract import Posture
 from evald.results.index import PointIndex, PointState
+from evald.staging.candidate import SHARED
 from evald.staging.retention import Retention
 from evald.status.command import Command
 
@@ -68,19 +69,26 @@ class Operations:
 
     async def _retry(self, run: str, step: int) -> str:
         """Measure the newest bytes of a step once more, as its next revision."""
-        states = self._index.revisions(run, step)
+        states = self._index.revisions(run, step) or self._index.revisions(
+            run, step, Kind.BASELINE
+        )
         if not states:
             raise EvaldError(f"cannot retry step {step} of run {run}: no such point is known")
         last = states[-1]
-        if last.outcome is None:
+        # one that has only just ended is still giving up its snapshot
+        if last.outcome is None or self._dispatcher.is_open(last.key):
             raise EvaldError(f"cannot retry step {step} of run {run}: its point has not ended yet")
-        if not last.directory or not await asyncio.to_thread(Path(last.directory).is_dir):
+        if last.fingerprint.startswith(SHARED):
+            raise EvaldError(
+                f"cannot retry step {step} of run {run}: it was measured on the trainer's own "
+                "engines, and only the trainer may ask for that"
+            )
+        if not last.directory or not await self._retention.keep(Path(last.directory)):
             raise EvaldError(
                 f"cannot retry step {step} of run {run}: its snapshot {last.directory} is deleted; "
                 "drop it again"
             )
         point = _again(last)
-        self._retention.keep(Path(last.directory))
         await self._dispatcher.offer(point)
         return f"{point.key} is queued"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import tempfile
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,6 +48,7 @@ def run(args: argparse.Namespace) -> int:
         config = msgspec.structs.replace(config, results=results)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             record = runner.run(_evaluate(config, args.directory.resolve(), args.step))
+    record.time = time.time()
     if args.json:
         print(msgspec.json.encode(record).decode())
     else:

@@ -17,7 +17,7 @@ import msgspec
 
 from evald.blackbox import lm_eval
 from evald.errors import EvaldError
-from evald.results.records import Counts
+from evald.results.records import Counts, is_own_metric
 
 RESULTS_NAME = "results.json"
 #: a larger file would keep the daemon's interpreter busy: samples belong into files of their own.
@@ -132,6 +132,8 @@ def decode_json(content: bytes) -> Any:
 
 
 def _decode_file(path: Path) -> Any:
+    if not path.is_file():  # a pipe or a device may never end
+        raise Fault("it is no regular file")
     size = path.stat().st_size
     if size > MAX_RESULTS_BYTES:
         raise Fault(
@@ -169,6 +171,8 @@ def _read_set(path: Path, name: str, row: Any) -> BoxSet:
         raise Fault(
             f"set {name!r}: a name has letters, digits and . _ @ + - only, at most 128 of them"
         )
+    if is_own_metric(name):
+        raise Fault(f"set {name!r}: eval/{name} is a metric of evald's own; choose another name")
     if isinstance(row, int | float):  # the headline alone
         row = {"metrics": {"score": row}}
     metrics = row.get("metrics") if isinstance(row, dict) else None

@@ -14,6 +14,13 @@ import msgspec
 from evald.point import Kind, Outcome, Timings
 
 SCHEMA = 1
+#: metrics ``eval/NAME`` of points themselves, beside ``eval/skipped_REASON``.
+_OWN_METRICS = frozenset({"step", "lag_steps", "duration_seconds", "export_time_seconds"})
+
+
+def is_own_metric(name: str) -> bool:
+    """Tell whether ``eval/{name}`` is evald's own, so that no eval set can be called so."""
+    return name in _OWN_METRICS or name.startswith("skipped_")
 
 
 class Record(msgspec.Struct, kw_only=True, tag_field="type", omit_defaults=False):

@@ -44,6 +44,8 @@ class Candidate(msgspec.Struct, kw_only=True):
     fault: str = ""
     #: file to remove once the point is in the ledger.
     request: Path | None = None
+    #: that file as the scan saw it: another one of its name is another request.
+    request_identity: Identity = ()
 
     def point(self, key: PointKey) -> EvalPoint:
         """Make it the point ``key``."""

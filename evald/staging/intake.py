@@ -93,7 +93,7 @@ class Intake:
         self._waiting: list[Candidate] = []
         #: seen once: a half-written word, or a run's end that a last look has to precede.
         self._once: dict[Path, Identity] = {}
-        self._consumable: dict[Path, PointKey] = {}
+        self._consumable: dict[Path, tuple[PointKey, Identity]] = {}
         self._batches: set[asyncio.Task[None]] = set()
         self._slots = asyncio.Semaphore(_READERS)
         #: set once the watch is armed and the first scan is done.
@@ -246,6 +246,7 @@ class Intake:
             # a word is short: it does not wait behind snapshots that are hashed
             word = await asyncio.to_thread(self._listener.hear, file)
             if isinstance(word, Candidate):
+                word.request_identity = file.identity
                 async with self._slots:
                     await self._judge(word)
         except BrokenWord as broken:
@@ -292,7 +293,7 @@ class Intake:
             case _:
                 log.debug("snapshot_offered_before", point=str(decision.key))
         if candidate.request is not None and decision.verdict is not Verdict.WAIT:
-            self._consumable[candidate.request] = decision.key
+            self._consumable[candidate.request] = decision.key, candidate.request_identity
 
     async def _offer_as(self, key: PointKey, candidate: Candidate) -> None:
         self._revisions.give(key, candidate)
@@ -322,11 +323,12 @@ class Intake:
 
     async def _consume(self) -> None:
         """Remove requests whose points are in the ledger."""
-        for path, key in list(self._consumable.items()):
+        for path, (key, identity) in list(self._consumable.items()):
             if self._index.get(key) is None:
                 continue
             del self._consumable[path]
-            await self._retention.consume(path)
+            if self._heard.get(path) == identity:  # else it is a new request, unread so far
+                await self._retention.consume(path)
 
 
 def _time(one: FoundSnapshot | FoundFile) -> tuple[int, int]:

@@ -86,9 +86,11 @@ class Retention:
                 kept = self._ring.pop(oldest)
                 await self._say(await asyncio.to_thread(self._delete, oldest, kept.fingerprint))
 
-    def keep(self, directory: Path) -> None:
-        """Take a snapshot out of the ring: its bytes are wanted once more."""
-        self._ring.pop(directory, None)
+    async def keep(self, directory: Path) -> bool:
+        """Take a snapshot out of the ring: its bytes are wanted once more; False: they are gone."""
+        async with self._lock:  # a deletion that is under way has the last word
+            self._ring.pop(directory, None)
+            return await asyncio.to_thread(directory.is_dir)
 
     async def consume(self, path: Path) -> None:
         """Remove a trainer's file whose record is durable; nothing in a root that is not owned."""

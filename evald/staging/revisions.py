@@ -87,6 +87,8 @@ class Revisions:
             if candidate.fingerprint not in seen:
                 continue
             if state is not None and state.outcome is not None:
+                if state.outcome is Outcome.SKIPPED and candidate.weight_version is not None:
+                    return None  # a trainer that waits, and asks once more, gets an answer
                 return Decision(Verdict.ENDED, key, state.end_seq)
             return Decision(Verdict.OFFERED if given else Verdict.OFFER, key)
         return None

@@ -200,7 +200,7 @@ def test_trainer_skip_baseline_and_requests(tmp_path: Path, fake_python: Path) -
         request = {"kind": "reuse", "step": 7, "path": str(outside)}
         (r.root / "seven.request").write_text(json.dumps(request))
         skip, base, reuse = r.point(5), r.point(-1), r.point(7)
-        assert (skip.reason, skip.detail) == ("export_failed", "disk full")
+        assert (skip.reason, skip.detail, skip.directory) == ("export_failed", "disk full", "")
         assert (str(base.kind), base.metrics["eval/a"]) == ("baseline", 0.0)
         assert reuse.metrics["eval/a"] == 1.0
         assert outside.is_dir()

@@ -169,6 +169,19 @@ async def test_a_baseline_is_asked_for(node: Node) -> None:
         assert node.offers.empty()
 
 
+async def test_a_request_that_replaces_one_before_that_is_consumed_is_read(
+    node: Node, tmp_path: Path
+) -> None:
+    first, second = snapshot(tmp_path / "first"), snapshot(tmp_path / "second", seed=1)
+    async with node.life(scan_interval_s=0.1):
+        path = request(node, kind="reuse", step=8, path=str(first))
+        assert (await node.next_point()).key == PointKey("run", 8)
+        # the first one is accepted, but its file is still there
+        request(node, kind="reuse", step=9, path=str(second))
+        assert (await node.next_point()).key == PointKey("run", 9)
+        await until(lambda: not path.exists())
+
+
 async def test_a_request_whose_directory_changes_or_goes(node: Node, tmp_path: Path) -> None:
     outside = snapshot(tmp_path / "outside")
     async with node.life():

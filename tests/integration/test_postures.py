@@ -126,6 +126,11 @@ def test_shared_engines_are_measured_only_on_the_version_that_was_asked_for(tmp_
             shared_request(r, 41, "41")
             other = r.point(41)
             assert (str(other.outcome), other.reason) == ("skipped", "version_changed")
+            # a trainer that asks once more at once, in the same file, is not left waiting
+            for server in started:
+                load(server, weights, "41")
+            shared_request(r, 41, "41")
+            assert str(r.point(41, revision=1).outcome) == "ok"
             # a snapshot has nothing to be loaded into
             write_snapshot(r.root / "step_42", seed=1, answer=7)
             assert r.point(42).reason == "invalid_snapshot"

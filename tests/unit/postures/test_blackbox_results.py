@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -259,3 +260,15 @@ def test_a_bad_line_is_named(tmp_path: Path) -> None:
     file.unlink()
     with pytest.raises(ResultsRefused, match=r"cannot read .*: No such file"):
         written(tmp_path, file)
+
+
+def test_a_pipe_in_the_place_of_results_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "results.json")
+    with pytest.raises(ResultsRefused, match="no regular file"):
+        read_results(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["step", "lag_steps", "duration_seconds", "skipped_busy"])
+def test_a_set_must_not_take_the_name_of_a_metric_of_evalds_own(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ResultsRefused, match="evald's own"):
+        read(tmp_path, one_set(0.5, name))

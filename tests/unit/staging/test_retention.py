@@ -1,3 +1,4 @@
+import asyncio
 import os
 from pathlib import Path
 from typing import Any
@@ -269,3 +270,21 @@ async def test_a_marker_that_snapshots_share_is_told(tmp_path: Path) -> None:
     await root.retention.retire(directory, fingerprint(directory, "../done")[0])
     assert root.names == {"step_1", "done"}
     assert "is not its own alone" in root.alerts[0][1]
+
+
+async def test_what_is_kept_is_out_of_the_ring_and_what_is_deleted_cannot_be(
+    tmp_path: Path,
+) -> None:
+    root = Root(tmp_path, keep=1)
+    first = root.add("step_1")
+    await root.retire(first)
+    second = root.add("step_2")
+    # the deletion of the first is under way when it is asked for
+    deletion = asyncio.create_task(root.retire(second))
+    await asyncio.sleep(0)
+    assert not await root.retention.keep(first)
+    await deletion
+    assert await root.retention.keep(second)
+    assert root.retention.kept == []
+    await root.retire(root.add("step_3"))
+    assert root.names == {"step_2", "step_3"}

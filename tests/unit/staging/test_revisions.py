@@ -6,7 +6,7 @@ from staging_cases import accept, candidate, end
 
 from evald.point import Kind, Outcome, PointKey
 from evald.results.index import PointIndex
-from evald.staging.candidate import Candidate
+from evald.staging.candidate import Candidate, name_shared
 from evald.staging.revisions import Revisions, Verdict
 
 KEY = PointKey("r", 4)
@@ -143,3 +143,18 @@ def test_a_known_step_is_not_reserved(life: Life) -> None:
     life.give(KEY)
     life.revisions.reserve(KEY)
     assert life.decide(candidate())[0] is Verdict.OFFERED
+
+
+@pytest.mark.parametrize(
+    ("outcome", "expected"),
+    [(Outcome.SKIPPED, (Verdict.OFFER, NEXT)), (Outcome.OK, (Verdict.ENDED, KEY))],
+)
+def test_a_trainer_may_ask_again_for_shared_weights_that_got_no_number(
+    life: Life, outcome: Outcome, expected: tuple[Verdict, PointKey]
+) -> None:
+    asked = candidate()
+    name_shared(asked, "40")
+    life.revisions.give(KEY, asked)
+    accept(life.index, KEY, fingerprint=asked.fingerprint, digest=asked.digest)
+    end(life.index, KEY, outcome)
+    assert life.decide(asked) == expected

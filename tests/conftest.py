@@ -1,12 +1,21 @@
-"""What tests with real engines share."""
+"""What all tests share."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
+
+
+@pytest.fixture(autouse=True)
+def fresh_logging() -> Iterator[None]:
+    """A command that a test runs in this process sends logs to that test's own stderr."""
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture(scope="session")
