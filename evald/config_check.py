@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from evald.config import Attached, BlackBox, Config, EvalSet, Fleet, Shared
+from evald.config import Attached, BlackBox, Config, EvalSet, Fleet, Inherit, Shared
 from evald.results.records import is_own_metric
 
 
@@ -73,14 +73,29 @@ def _check_fleet(fleet: Fleet) -> list[str]:
         problems += check_sglang_table(group.sglang, f"[[fleet.group]] {group.name}")
         if names.index(group.name) != i:
             problems.append(f"fleet.group[{i}].name: {group.name!r} is there twice; rename one")
-    if fleet.inherit is not None:
-        given = [k for k in ("file", "command", "url") if getattr(fleet.inherit, k) is not None]
-        if len(given) != 1:
-            problems.append(
-                f"fleet.inherit: {' and '.join(given) or 'nothing'} is set; set exactly one of "
-                "file, command, url"
-            )
-    return problems
+    return problems + ([] if fleet.inherit is None else check_inherit(fleet.inherit))
+
+
+def check_inherit(inherit: Inherit) -> list[str]:
+    """Return one sentence for each fault of [fleet.inherit]."""
+    sources = [name for name in ("file", "command", "url") if getattr(inherit, name) is not None]
+    keys = [name for name in ("api_key_env", "api_key_file") if getattr(inherit, name) is not None]
+    problems = []
+    if len(sources) != 1:
+        got = " and ".join(sources) or "none of them"
+        problems.append(f"fleet.inherit: set exactly one of file, command and url, got {got}")
+    if keys and inherit.url is None:
+        problems.append(f"fleet.inherit.{keys[0]}: only a url needs a key; remove it")
+    if len(keys) > 1:
+        problems.append("fleet.inherit.api_key_file: api_key_env is set, too; keep one")
+    return problems + _bad_url("fleet.inherit.url", inherit.url)
+
+
+def _bad_url(key: str, url: str | None) -> list[str]:
+    parts = urlsplit(url or "http://unset")
+    if parts.scheme in {"http", "https"} and parts.hostname:
+        return []
+    return [f"{key}: {url!r} is no URL; write http://host:port"]
 
 
 def _check_blackbox(blackbox: BlackBox, config: Config) -> list[str]:
@@ -99,9 +114,8 @@ def _check_urls(posture: str, table: Attached | Shared) -> list[str]:
     problems = []
     urls = [url.rstrip("/") for url in table.urls]
     for i, url in enumerate(table.urls):
-        parts = urlsplit(url)
-        if parts.scheme not in {"http", "https"} or not parts.hostname:
-            problems.append(f"{posture}.urls[{i}]: {url!r} is no URL; write http://host:port")
+        if bad := _bad_url(f"{posture}.urls[{i}]", url):
+            problems += bad
         elif urls.index(urls[i]) != i:
             problems.append(f"{posture}.urls[{i}]: {url!r} is there twice; keep one")
     if table.api_key_env and table.api_key_file:
@@ -114,6 +128,8 @@ def _check_attached(attached: Attached) -> list[str]:
         url.rstrip("/") for url in attached.urls
     ]:
         return ["attached.router: is one of attached.urls; urls are the workers behind the router"]
+    if bad := _bad_url("attached.router", attached.router):
+        return bad
     if not attached.pin and attached.path_map:
         return ["attached.path_map: is of no use with pin = false; remove it"]
     return []
@@ -123,7 +139,8 @@ def _check_shared(shared: Shared) -> list[str]:
     problems = _check_urls("shared", shared)
     if (shared.pause is None) != (shared.resume is None):
         problems.append("shared: set pause and resume together, or neither")
-    return problems
+    problems += _bad_url("shared.pause", shared.pause)
+    return problems + _bad_url("shared.resume", shared.resume)
 
 
 def _check_set(eval_set: EvalSet, config: Config) -> list[str]:

@@ -22,6 +22,7 @@ from evald.config import Config, Defaults, Table
 from evald.config_check import cross_check
 from evald.config_resolve import resolve_engines, resolve_paths
 from evald.errors import ConfigError
+from evald.text import hide_secrets
 
 POSTURES = ("fleet", "attached", "shared", "blackbox")
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
@@ -68,6 +69,11 @@ def build_config(raw: dict[str, Any], *, base: Path, environ: Mapping[str, str])
 def dump_config(config: Config) -> dict[str, Any]:
     """Show the resolved config as plain data, for logs and ``evald check``."""
     dumped: dict[str, Any] = msgspec.to_builtins(config)
+    if config.fleet is not None and config.fleet.inherit is not None:
+        command = config.fleet.inherit.command
+        dumped["fleet"]["inherit"]["command"] = command and hide_secrets(command)
+    if config.blackbox is not None:
+        dumped["blackbox"]["env"] = dict.fromkeys(config.blackbox.env, "(hidden)")
     return dumped
 
 

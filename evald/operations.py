@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,10 +10,9 @@ import structlog
 
 from evald.dispatch import Dispatcher
 from evald.errors import EvaldError
-from evald.point import EvalPoint, Kind, PointKey, Snapshot
+from evald.point import SHARED, EvalPoint, Kind, PointKey, Snapshot
 from evald.postures.contract import Posture
 from evald.results.index import PointIndex, PointState
-from evald.staging.candidate import SHARED
 from evald.staging.retention import Retention
 from evald.status.command import Command
 
@@ -69,9 +67,7 @@ class Operations:
 
     async def _retry(self, run: str, step: int) -> str:
         """Measure the newest bytes of a step once more, as its next revision."""
-        states = self._index.revisions(run, step) or self._index.revisions(
-            run, step, Kind.BASELINE
-        )
+        states = self._index.revisions(run, step) or self._index.revisions(run, step, Kind.BASELINE)
         if not states:
             raise EvaldError(f"cannot retry step {step} of run {run}: no such point is known")
         last = states[-1]

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import msgspec
 
+#: fingerprint of a point on shared engines: this, and the weight version that they must have.
+SHARED = "shared:"
+
 
 class Outcome(enum.StrEnum):
     """How a point ended."""

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
 
 #: a sentence that is longer tells nothing more.
 _MAX_CHARS = 2000
+
+
+#: options and variables whose values nobody should see.
+_SECRET = re.compile(
+    r"(--(?:admin-)?api[a-z-]*[=\s]+|--ssl-keyfile-p[a-z-]*[=\s]+|--watermark-c[a-z-]*[=\s]+"
+    r"|\b[A-Z0-9_]*(?:KEY|TOKEN|SECRET|PASSWORD|CREDENTIALS)[A-Z0-9_]*=)('[^']*'|\"[^\"]*\"|\S+)"
+)
+
+
+def hide_secrets(command: str) -> str:
+    """Return a command line for people and logs, without the keys and passwords in it."""
+    return _SECRET.sub(r"\1(hidden)", command)
 
 
 def one_line(text: str) -> str:

@@ -19,6 +19,7 @@ from evald.blackbox.evaluator import EvalSkip, Point, Results, SetResults
 from evald.config import Fleet
 from evald.engines.answers import COMPLETE
 from evald.engines.api import EngineAPI, EngineError
+from evald.engines.gpus import known_gpus, visible_gpus
 from evald.engines.launcher import Launched
 from evald.engines.pin import Checksums, Loading, PinFailed, Proof, new_weight_version
 from evald.engines.plan import engine_plan
@@ -182,10 +183,9 @@ class SGLangReference:
             key = os.environ[settings.api_key_env] if settings.api_key_env else None
             self._api = EngineAPI(settings.url, key, limit=settings.concurrency)
             return self._api
-        if settings.gpus is not None:
-            os.environ["CUDA_VISIBLE_DEVICES"] = settings.gpus
         self._launches += 1
-        self._launched = await self._launcher().launch(self._launches)
+        launcher = await asyncio.to_thread(self._launcher)
+        self._launched = await launcher.launch(self._launches)
         self._api = EngineAPI(
             self._launched.url, self._launched.api_key, limit=settings.concurrency
         )
@@ -219,7 +219,11 @@ class SGLangReference:
             pass_env=["EVALD_BLACKBOX"],
         )
         # beside the logs of this process
-        plan = msgspec.structs.replace(engine_plan(fleet)[0], name=NAME)
+        usable = None
+        if settings.device == "cuda":
+            visible = settings.gpus or os.environ.get("CUDA_VISIBLE_DEVICES")
+            usable = visible_gpus(visible, known_gpus())
+        plan = msgspec.structs.replace(engine_plan(fleet, gpus=usable)[0], name=NAME)
         return SGLangLauncher(plan, fleet, Path(os.environ.get("EVALD_BLACKBOX", ".")))
 
     async def _ask(

@@ -49,7 +49,14 @@ def run(args: argparse.Namespace) -> int:
 
     fields = {"verb": "verb", "step": "step", "run_id": "run", "engine": "engine", "why": "why"}
     given = {name: getattr(args, field, None) for field, name in fields.items()}
-    command = {name: value for name, value in given.items() if value is not None}
+    command = {
+        # bytes of an argument that are not UTF-8 are shown as such
+        name: value.encode("utf-8", "backslashreplace").decode()
+        if isinstance(value, str)
+        else value
+        for name, value in given.items()
+        if value is not None
+    }
     try:
         print(asyncio.run(operate(find_socket(args.target), command)))
     except NotRunning as error:

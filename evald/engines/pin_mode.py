@@ -17,7 +17,7 @@ TRIES = 2
 
 
 class PinMode:
-    """How a whole fleet takes snapshots: by updates of running engines, or by starts on them.
+    """How the engines of one group take snapshots: by updates while they run, or by starts.
 
     ``model``: the base model's directory, for the test; None: there is no test, updates it is.
     Quantized weights, and architectures whose update from disk is broken, fail it.
@@ -36,7 +36,7 @@ class PinMode:
         """Update a fresh engine with the very weights it has, unless that has been tried already.
 
         Returns why the engine cannot be used any more (its weights are unknown), or "". A second
-        failure changes the mode of the whole fleet.
+        failure changes the mode of all engines of the group.
         """
         async with self._lock:
             if self._model is None:

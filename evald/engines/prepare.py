@@ -107,7 +107,8 @@ def explain_fleet(
             arguments=plan.arguments,
             environ=environ,
         )
-        argv = ["PORT" if word == "0" else word for word in command.argv]
+        argv = command.argv.copy()
+        argv[argv.index("--port") + 1] = "PORT"
         where = f" on GPU {', '.join(engine.gpus)}" if engine.gpus else ""
         lines += [f"engine {engine.name}{where}:", f"  {shlex.join(argv)}"]
     for engine in _one_of_each_group(plan.engines):

@@ -51,9 +51,8 @@ def fleet_engines(
     logs = results_dir / "engines"
     if plan is None:
         plan = prepare_fleet(config, engines_dir=logs)
-    mode = PinMode(
-        restart=config.pin_mode == "restart", model=Path(config.model) if update_test else None
-    )
+    #: engines of one group take updates, or do not, for the same reason.
+    modes: dict[str | None, PinMode] = {}
     checksums = Checksums()
     members = []
     for engine in plan.engines:
@@ -68,7 +67,13 @@ def fleet_engines(
             start_timeout_s=config.start_timeout_s,
             stop_grace_s=config.stop_grace_s,
             loading=loading,
-            mode=mode,
+            mode=modes.setdefault(
+                engine.group,
+                PinMode(
+                    restart=config.pin_mode == "restart",
+                    model=Path(config.model) if update_test else None,
+                ),
+            ),
         )
         members.append(Member(name=engine.name, launcher=launcher, upkeep=upkeep))
     return FleetEngines(members, config, logs=logs)

@@ -63,6 +63,9 @@ class SharedEngines:
 
         Raises VersionChanged or Unhealthy; the producer goes on then.
         """
+        while self._resuming:
+            # of a point that was aborted twice: too late, it would undo this pause
+            await asyncio.wait(set(self._resuming))
         try:
             try:
                 await self._producer.pause(target)

@@ -11,7 +11,7 @@ import xxhash
 
 from evald.config import Staging
 from evald.errors import InvalidSnapshot, SnapshotGone
-from evald.point import EvalPoint, Kind, PointKey, Snapshot
+from evald.point import SHARED, EvalPoint, Kind, PointKey, Snapshot
 from evald.staging.digest import content_digest, fingerprint
 from evald.staging.manifest import Manifest, read_manifest
 from evald.staging.scan import FoundSnapshot, Identity, Layout
@@ -68,9 +68,6 @@ class Candidate(msgspec.Struct, kw_only=True):
                 marker_time=self.marker_time,
             ),
         )
-
-
-SHARED = "shared:"
 
 
 def name_shared(candidate: Candidate, weight_version: str) -> None:

@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 
 from evald.errors import SnapshotGone
-from evald.point import Kind, PointKey, SkipReason
+from evald.point import SHARED, Kind, PointKey, SkipReason
 from evald.results.index import PointState
-from evald.staging.candidate import SHARED, Candidate, Reader, name_shared
+from evald.staging.candidate import Candidate, Reader, name_shared
 from evald.staging.offers import LostPoint, Offer
 from evald.staging.revisions import Revisions
 

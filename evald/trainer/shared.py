@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from evald.point import SHARED
 from evald.results.follow import Follower
 from evald.trainer.publish import write_request
 
@@ -55,7 +56,7 @@ def shared_eval(
     with Follower(Path(results)) as follower:
         for line in follower.read():
             record = json.loads(line)
-            if _answers(record, step, run) and record["weight_versions"] == [weight_version]:
+            if _answers(record, step, weight_version, run) and record["outcome"] != "skipped":
                 return dict(record)  # evald measures the same weights of a step only once
         return _ask(root, step, weight_version, follower, paused(pause, resume), timeout_s, run)
 
@@ -76,21 +77,23 @@ def _ask(
             {"kind": "shared", "step": step, "weight_version": weight_version},
             run=run,
         )
-        deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline:
-            for line in follower.read():
-                record = json.loads(line)
-                if _answers(record, step, run):
-                    return dict(record)
-            time.sleep(_POLL_S)
-        request.unlink(missing_ok=True)
+        try:
+            deadline = time.monotonic() + timeout_s
+            while time.monotonic() < deadline:
+                for line in follower.read():
+                    record = json.loads(line)
+                    if _answers(record, step, weight_version, run):
+                        return dict(record)
+                time.sleep(_POLL_S)
+        finally:
+            request.unlink(missing_ok=True)
         return None
 
 
-def _answers(record: dict[str, Any], step: int, run: str | None) -> bool:
+def _answers(record: dict[str, Any], step: int, weight_version: str, run: str | None) -> bool:
     return (
         record.get("type") == "point"
-        and record.get("kind") == "step"
         and record.get("step") == step
+        and record.get("fingerprint") == SHARED + weight_version
         and run in {None, record.get("run")}
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -227,7 +228,7 @@ def test_operator_verbs_over_the_status_server(tmp_path: Path) -> None:
             write_snapshot(r.root / f"step_{step}", seed=step, answer=7)
         until(lambda: len(r.status().get("queued", [])) == 2, "both queue")
         assert r.state() == "paused"
-        ctl("skip", "2", "--why", "known bad")
+        ctl("skip", "2", "--why", "known bad" + os.fsdecode(b"\xff"))
         second = r.point(2)
         assert (second.reason, "known bad" in second.detail) == ("aborted", True)
         ctl("resume")

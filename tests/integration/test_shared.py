@@ -263,8 +263,18 @@ async def test_resumes_when_the_point_is_cancelled_even_twice(base: Path) -> Non
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
+            # the next point does not begin before that: it would run beside the trainer
+            pin = await engines.pin(target())
+            assert job.calls == ["pause", "resume", "resume", "pause"]
+            assert job.paused
+            job.failures = 1
+            task = asyncio.create_task(engines.unpin(pin))
+            await until(lambda: len(job.calls) == 5)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
         # the end of the daemon has waited for it
-        assert job.calls == ["pause", "resume", "resume"]
+        assert job.calls[4:] == ["resume", "resume"]
         assert not job.paused
 
 

@@ -140,8 +140,23 @@ def test_any_two_of_engines_gpus_and_size_give_the_third(
             "[[fleet.group]] a port = 1 is not allowed",
         ),
         (changed(fleet__pin_mode="reload"), "must be one of 'update', 'restart'"),
-        (changed(fleet__inherit={}), "nothing is set; set exactly one of file, command, url"),
-        (changed(fleet__inherit={"file": "a", "url": "b"}), "file and url is set; set exactly one"),
+        (changed(fleet__inherit={}), "set exactly one of file, command and url, got none of them"),
+        (
+            changed(fleet__inherit={"file": "a", "url": "b"}),
+            "set exactly one of file, command and url, got file and url",
+        ),
+        (changed(fleet__inherit={"url": "host:30000"}), "'host:30000' is no URL; write http://"),
+        (
+            changed(fleet__inherit={"command": "x", "api_key_env": "K"}),
+            "fleet.inherit.api_key_env: only a url needs a key",
+        ),
+        (posture("attached", router="nonsense"), "attached.router: 'nonsense' is no URL"),
+        (posture("shared", pause="x", resume="http://t"), "shared.pause: 'x' is no URL"),
+        (changed(eval__0__set_deadline_s=9000.0), "eval[0].set_deadline_s: 9000 must lie between"),
+        (
+            {**posture("attached"), "fleet": {"sglang": {"tp_size": 2}}},
+            "[fleet] and [attached]: a config has exactly one posture",
+        ),
         (posture("attached", urls=[]), "attached.urls: "),
         (posture("attached", urls=["localhost:1"]), "is no URL; write http://host:port"),
         (posture("attached", urls=["http://a:1"] * 2), "is there twice; keep one"),
@@ -259,3 +274,12 @@ def test_dumped_config_is_plain_data() -> None:
     dumped = dump_config(build(MINIMAL))
     assert dumped["fleet"]["engines"] == 1
     assert dumped["eval"][0]["name"] == "math"
+
+
+def test_dumped_config_tells_no_secret() -> None:
+    inherit = {"command": "sglang serve --api-key sk-SECRET --tp 2"}
+    dumped = dump_config(build(changed(fleet__inherit=inherit)))
+    assert dumped["fleet"]["inherit"]["command"] == "sglang serve --api-key (hidden) --tp 2"
+    box = posture("blackbox", command=["run", "{output}"], env={"TOKEN": "sk-SECRET"})
+    del box["eval"]
+    assert "sk-SECRET" not in str(dump_config(build(box)))

@@ -73,7 +73,9 @@ class Room:
             retention=self.retention,
             used_bytes=lambda: 0,
             max_bytes=None,
-            run_ends=RunEnds(ledger=self.ledger, retention=self.retention, on_end=str),
+            run_ends=RunEnds(
+                ledger=self.ledger, retention=self.retention, on_end=lambda _run: None
+            ),
         )
         self.operate = Operations(
             run="r",
@@ -87,7 +89,11 @@ class Room:
     def point(self, step: int, **snapshot: Any) -> EvalPoint:
         directory = write_snapshot(self.root / f"step_{step}", seed=step, answer=7)
         mark, size_bytes = fingerprint(directory, ".complete")
-        known = {"directory": directory, "fingerprint": mark, "size_bytes": size_bytes}
+        known: dict[str, Any] = {
+            "directory": directory,
+            "fingerprint": mark,
+            "size_bytes": size_bytes,
+        }
         kind = snapshot.get("kind", Kind.STEP)
         return EvalPoint(
             PointKey("r", step, 0, kind), Snapshot(run="r", step=step, **(known | snapshot))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from evald.blackbox.sglang_reference import SGLangReference
 from evald.config import BlackBox
+from evald.engines.gpus import known_gpus, visible_gpus
 from evald.postures.blackbox_config import check_black_box, fill_in
 from evald.postures.blackbox_process import environment
 
@@ -94,3 +97,11 @@ def test_the_environment_is_a_chosen_one() -> None:
         "MY_KEY": "k",
         "A": "b",
     }
+
+
+def test_the_reference_takes_the_gpus_that_it_is_given(tmp_path: Path) -> None:
+    settings = {"model": str(tmp_path), "gpus": "2,3", "data": str(tmp_path / "d.jsonl")}
+    (tmp_path / "d.jsonl").write_text('{"prompt": "1", "label": "2"}\n')
+    reference = SGLangReference(settings)
+    # by number where no nvidia-smi knows their UUIDs
+    assert reference._launcher()._plan.gpus == visible_gpus("2,3", known_gpus())
