@@ -28,7 +28,7 @@ test: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest -q tests
+	$(BIN)/coverage run -m pytest -q --durations=15 tests
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report --fail-under=90
 

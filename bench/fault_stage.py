@@ -37,13 +37,22 @@ ORPHAN_GRACE_S = 3.0
 #: states in which a server is being got rid of.
 DOWN = {"unhealthy", "tainted", "quarantined"}
 ENGINE = "engine-0"
-FLEET = """engines = 1
+FLEET = """
+[fleet]
+model = "{{model}}"
+python = "{python}"
+device = "cpu"
+engines = 1
+stop_grace_s = {grace_s}
 load_timeout_s = {load_s}
 probe_interval_s = {interval_s}
 probe_timeout_s = {timeout_s}
 probe_failures = 2
 start_timeout_s = {start_s}
 """
+#: seconds; two busy cores must not look like a fault.
+REAL = {"grace_s": 3.0, "load_s": 15.0, "interval_s": 2.0, "timeout_s": 5.0}
+QUICK = {"grace_s": 0.5, "load_s": 2.0, "interval_s": 0.5, "timeout_s": 0.5}
 #: hides a wish to take the engine's port between evald's choice of it and the engine's bind.
 PYTHON = """#!/bin/sh
 case "$*" in *--port*)
@@ -83,15 +92,13 @@ class Stage:
         python = work / "python"
         python.write_text(PYTHON.format(work=work, engine=engine))
         python.chmod(0o755)
-        quick: dict[str, float] = {"interval_s": 0.5, "timeout_s": 0.5, "load_s": 2}
-        limits = {"interval_s": 2, "timeout_s": 5, "load_s": 15} if real else quick
+        limits = REAL if real else QUICK
         self.rig = Rig(
             work,
-            python=python,
             model=write_base_model(work / "base", answer=1),
             questions=questions,
             staging=staging,
-            fleet=FLEET.format(start_s=start_s, **limits),
+            posture=FLEET.format(python=python, start_s=start_s, **limits),
         )
         self._memory_before = set(_leaking())
         self._read = 0

@@ -184,27 +184,36 @@ class Dispatcher:
 
     # --- what operators say --------------------------------------------------------------------
 
-    async def abort(self, run: str, step: int, why: str) -> list[PointKey]:
+    async def abort(
+        self, run: str, step: int, why: str, *, queued_only: bool = False
+    ) -> list[PointKey]:
         """End every queued or running point of a step as ``skipped`` / ``aborted``.
 
-        Returns their keys; raises EvaldError when there is none.
+        Returns their keys. Raises EvaldError when there is none, or one that runs and
+        ``queued_only``.
         """
-        found = [k for k in (*self._queue, *self._running) if (k.run, k.step) == (run, step)]
-        if not found:
+        queued = [key for key in self._queue if (key.run, key.step) == (run, step)]
+        running = [
+            key
+            for key, entry in self._running.items()
+            if (key.run, key.step) == (run, step) and not (entry.work and entry.work.done())
+        ]
+        if queued_only and running:
+            raise EvaldError(f"cannot skip step {step} of run {run}: it is running; abort it")
+        if not queued and not running:
             raise EvaldError(
-                f"cannot abort step {step} of run {run}: it is neither queued nor running; "
+                f"cannot end step {step} of run {run}: it is neither queued nor running; "
                 "see `evald status`"
             )
-        for key in found:
-            entry = self._queue.pop(key, None)
-            if entry is not None:
-                await self._end(entry.point, skipped_record(entry.point, SkipReason.ABORTED, why))
-            elif key in self._running:
-                self._running[key].aborted = why
-                work = self._running[key].work
-                if work is not None:
-                    work.cancel()
-        return found
+        for key in running:
+            entry = self._running[key]
+            entry.aborted = why
+            if entry.work is not None:
+                entry.work.cancel()
+        # all of them leave the queue before anything else can happen
+        for point in [self._queue.pop(key).point for key in queued]:
+            await self._end(point, skipped_record(point, SkipReason.ABORTED, why))
+        return queued + running
 
     def is_open(self, key: PointKey) -> bool:
         """Tell whether a point queues or runs, or its end is not settled yet."""

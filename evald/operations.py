@@ -62,7 +62,12 @@ class Operations:
 
     async def _end(self, run: str, step: int, command: Command) -> str:
         why = command.why or "no reason given"
-        ended = await self._dispatcher.abort(run, step, f"an operator ended the point: {why}")
+        ended = await self._dispatcher.abort(
+            run,
+            step,
+            f"an operator ended the point: {why}",
+            queued_only=command.verb == "skip",
+        )
         return f"{', '.join(str(key) for key in ended)} ends as skipped (aborted)"
 
     async def _retry(self, run: str, step: int) -> str:

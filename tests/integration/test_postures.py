@@ -233,6 +233,7 @@ def test_operator_verbs_over_the_status_server(tmp_path: Path) -> None:
         assert (second.reason, "known bad" in second.detail) == ("aborted", True)
         ctl("resume")
         until(lambda: [p["state"] for p in r.status().get("running", [])] == ["evaluating"], "runs")
+        assert "it is running; abort it" in ctl("skip", "1", code=1)
         ctl("abort", "1", "--why", "too slow")
         assert r.point(1).reason == "aborted"
         assert "neither queued nor running" in ctl("abort", "1", code=1)
