@@ -10,12 +10,30 @@ from pathlib import Path
 import pytest
 import structlog
 
+from evald.engines import readiness, supervision
+from evald.engines.state import RestartPolicy
+from evald.testing import write_base_model
+
 
 @pytest.fixture(autouse=True)
 def fresh_logging() -> Iterator[None]:
     """A command that a test runs in this process sends logs to that test's own stderr."""
     yield
     structlog.reset_defaults()
+
+
+@pytest.fixture
+def quick_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines come back at once, and a dead one is waited for a moment only."""
+    monkeypatch.setattr(RestartPolicy, "FIRST_S", 0.02)
+    monkeypatch.setattr(readiness, "DEATH_NOTICE_S", 0.2)
+    monkeypatch.setattr(supervision, "DEATH_NOTICE_S", 0.2)
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    """Base model of fake engines: it answers 0."""
+    return write_base_model(tmp_path / "base", answer=0)
 
 
 @pytest.fixture(scope="session")

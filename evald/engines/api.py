@@ -33,7 +33,14 @@ class EngineError(EvaldError):
 
 
 class EngineUnreachable(EngineError):
-    """No answer: connection refused or dropped, or nothing within the deadline."""
+    """No answer: connection refused or cut, or out of time; the engine may be dead.
+
+    ``reached``: the request may have got there, and may be what killed it.
+    """
+
+    def __init__(self, detail: str, *, reached: bool = True) -> None:
+        super().__init__(detail)
+        self.reached = reached
 
 
 class EngineBusy(EngineError):
@@ -207,7 +214,10 @@ class EngineAPI:
             raise EngineUnreachable(f"{path[1:]}: no answer within {timeout_s:.3g} s") from error
         except (aiohttp.ClientError, OSError) as error:
             cause = str(error) or type(error).__name__
-            raise EngineUnreachable(f"{path[1:]}: connection failed: {cause}") from error
+            reached = not isinstance(error, aiohttp.ClientConnectorError)
+            raise EngineUnreachable(
+                f"{path[1:]}: connection failed: {cause}", reached=reached
+            ) from error
         if status == 200:  # noqa: PLR2004 - HTTP's own numbers say it best
             return payload
         detail = f"{path[1:]}: HTTP {status}: {_error_text(payload)}"

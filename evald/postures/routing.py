@@ -199,7 +199,8 @@ class Router:
             answered = True
             raise GenerationFailed("rejected", str(error)) from error
         except EngineUnreachable as error:
-            progress.cut_off.add((lane, life))
+            if error.reached:
+                progress.cut_off.add((lane, life))
             progress.trouble = f"{lane.name}: {error}"
             return
         except EngineBusy as error:

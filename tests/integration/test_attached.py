@@ -13,24 +13,14 @@ from fleet_rig import texts
 from pool_rig import KEY, ask, attached, hosts, running, snapshot, states, until, urls
 
 from evald.config import Attached
-from evald.engines import readiness
-from evald.engines.state import RestartPolicy
 from evald.errors import ConfigError, EvaldError, PinViolation, Unhealthy, VersionChanged
 from evald.postures.attached import attached_engines
-from evald.testing import Fault, write_base_model
+from evald.testing import Fault
 
 UPDATE = "/update_weights_from_disk"
 
 
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RestartPolicy, "FIRST_S", 0.02)
-    monkeypatch.setattr(readiness, "DEATH_NOTICE_S", 0.2)
-
-
-@pytest.fixture
-def base(tmp_path: Path) -> Path:
-    return write_base_model(tmp_path / "base", answer=0)
+pytestmark = pytest.mark.usefixtures("quick_engines")
 
 
 async def test_pins_and_verifies_like_the_fleet_and_leaves_the_servers_running(base: Path) -> None:

@@ -9,19 +9,10 @@ import pytest
 from fleet_rig import texts
 from pool_rig import KEY, ask, attached, hosts, running, snapshot, states, until, urls
 
-from evald.engines.state import RestartPolicy
 from evald.errors import Unhealthy
-from evald.testing import FakeRouter, Fault, serve_fake, write_base_model
+from evald.testing import FakeRouter, Fault, serve_fake
 
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RestartPolicy, "FIRST_S", 0.02)
-
-
-@pytest.fixture
-def base(tmp_path: Path) -> Path:
-    return write_base_model(tmp_path / "base", answer=0)
+pytestmark = pytest.mark.usefixtures("quick_engines")
 
 
 async def test_router_gets_the_requests_and_the_workers_the_pins(base: Path) -> None:

@@ -9,31 +9,21 @@ from pathlib import Path
 import pytest
 from fleet_rig import directory_of, fleet, texts
 
-from evald.engines import readiness
 from evald.engines.limit_search import START_LIMIT
-from evald.engines.state import RestartPolicy, State
+from evald.engines.state import State
 from evald.errors import PinViolation, SnapshotGone
 from evald.testing import (
     FakeLauncher,
     Fault,
     Tensor,
     model_tensors,
-    write_base_model,
 )
 
 UPDATE = "/update_weights_from_disk"
 NAN_BF16 = b"\xc0\x7f"
 
 
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RestartPolicy, "FIRST_S", 0.02)
-    monkeypatch.setattr(readiness, "DEATH_NOTICE_S", 0.2)
-
-
-@pytest.fixture
-def base(tmp_path: Path) -> Path:
-    return write_base_model(tmp_path / "base", answer=0)
+pytestmark = pytest.mark.usefixtures("quick_engines")
 
 
 async def test_pins_a_then_b_then_a_and_answers_from_each(base: Path) -> None:

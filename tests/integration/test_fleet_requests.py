@@ -9,29 +9,18 @@ from pathlib import Path
 import pytest
 from fleet_rig import directory_of, fleet, texts
 
-from evald.engines import readiness
-from evald.engines.state import RestartPolicy
 from evald.errors import GenerationFailed, Unhealthy
 from evald.postures.contract import GenerateRequest
 from evald.testing import (
     FakeEngine,
     Fault,
-    write_base_model,
 )
 
 UPDATE = "/update_weights_from_disk"
 NAN_BF16 = b"\xc0\x7f"
 
 
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RestartPolicy, "FIRST_S", 0.02)
-    monkeypatch.setattr(readiness, "DEATH_NOTICE_S", 0.2)
-
-
-@pytest.fixture
-def base(tmp_path: Path) -> Path:
-    return write_base_model(tmp_path / "base", answer=0)
+pytestmark = pytest.mark.usefixtures("quick_engines")
 
 
 async def test_dead_engine_is_restarted_pinned_again_and_requests_survive(base: Path) -> None:

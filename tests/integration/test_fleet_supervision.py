@@ -12,15 +12,13 @@ import pytest
 from fleet_rig import Rig, directory_of, fleet, plan_of, texts
 
 from evald.config import Fleet
-from evald.engines import readiness
-from evald.engines.state import RestartPolicy, State
+from evald.engines.state import State
 from evald.errors import EvaldError, PinViolation, Unhealthy
 from evald.postures.fleet import fleet_engines
 from evald.testing import (
     FakeEngine,
     FakeLauncher,
     Fault,
-    write_base_model,
     write_fake_python,
 )
 
@@ -28,15 +26,7 @@ UPDATE = "/update_weights_from_disk"
 NAN_BF16 = b"\xc0\x7f"
 
 
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RestartPolicy, "FIRST_S", 0.02)
-    monkeypatch.setattr(readiness, "DEATH_NOTICE_S", 0.2)
-
-
-@pytest.fixture
-def base(tmp_path: Path) -> Path:
-    return write_base_model(tmp_path / "base", answer=0)
+pytestmark = pytest.mark.usefixtures("quick_engines")
 
 
 async def test_failed_probes_restart_the_engine(base: Path) -> None:

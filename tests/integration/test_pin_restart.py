@@ -9,24 +9,14 @@ from pathlib import Path
 import pytest
 from fleet_rig import directory_of, fleet, texts
 
-from evald.engines import readiness
-from evald.engines.state import RestartPolicy
 from evald.errors import PinViolation, SnapshotGone
-from evald.testing import FakeEngine, FakeLauncher, Fault, write_base_model
+from evald.testing import FakeEngine, FakeLauncher, Fault
 
 UPDATE = "/update_weights_from_disk"
 CHECKER = "/weights_checker"
 
 
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RestartPolicy, "FIRST_S", 0.02)
-    monkeypatch.setattr(readiness, "DEATH_NOTICE_S", 0.2)
-
-
-@pytest.fixture
-def base(tmp_path: Path) -> Path:
-    return write_base_model(tmp_path / "base", answer=0)
+pytestmark = pytest.mark.usefixtures("quick_engines")
 
 
 def boots(launcher: FakeLauncher) -> list[str]:

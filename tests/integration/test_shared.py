@@ -13,16 +13,12 @@ from fleet_rig import texts
 from pool_rig import Host, ask, hosts, running, states, until
 
 from evald.config import Shared
-from evald.engines.state import RestartPolicy
 from evald.errors import ConfigError, EvaldError, Unhealthy, VersionChanged
 from evald.postures.contract import PinTarget
 from evald.postures.shared import SharedEngines, shared_engines
 from evald.testing import FakeTrainer, Fault, serve_fake, write_base_model
 
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RestartPolicy, "FIRST_S", 0.02)
+pytestmark = pytest.mark.usefixtures("quick_engines")
 
 
 @pytest.fixture
