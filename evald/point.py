@@ -97,6 +97,18 @@ class EvalPoint(msgspec.Struct, frozen=True):
     snapshot: Snapshot
 
 
+class PinTarget(msgspec.Struct, frozen=True, kw_only=True):
+    """The weights that a point must be measured on."""
+
+    run: str
+    step: int
+    digest: str
+    #: None: nothing to load (shared engines).
+    directory: Path | None
+    #: the version that engines must already have, where evald does not load; else None.
+    weight_version: str | None = None
+
+
 class Timings(msgspec.Struct, kw_only=True):
     """Seconds that each stage of a point took (monotonic clock)."""
 

@@ -26,7 +26,7 @@ from evald.engines.plan import engine_plan
 from evald.engines.readiness import wait_ready
 from evald.engines.sglang_launcher import SGLangLauncher
 from evald.errors import EvaldError
-from evald.postures.contract import PinTarget
+from evald.point import PinTarget
 
 NAME = "sglang"
 #: on one snapshot, before it is blamed: each time on a server that has never seen it.

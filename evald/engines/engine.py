@@ -18,7 +18,7 @@ from evald.engines.pin_mode import PinMode
 from evald.engines.slots import Slots
 from evald.engines.state import ALIVE, State, StateMachine
 from evald.errors import EvaldError, SnapshotGone
-from evald.postures.contract import PinTarget
+from evald.point import PinTarget
 from evald.status.view import EngineView
 
 log = structlog.get_logger(__name__)

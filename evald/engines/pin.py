@@ -20,7 +20,7 @@ import msgspec
 from evald.engines.api import EngineAPI, EngineError
 from evald.engines.slots import Slots
 from evald.errors import EvaldError
-from evald.postures.contract import PinTarget
+from evald.point import PinTarget
 
 #: token ids that every vocabulary has; short, and the same for ever.
 CANARY_IDS = list(range(1, 17))

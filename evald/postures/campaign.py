@@ -8,7 +8,8 @@ from collections.abc import Callable
 from evald.engines.engine import Engine, Order
 from evald.engines.pin import PinFailed, PinStage, Proof
 from evald.errors import EvalSkip, PinViolation, SnapshotGone
-from evald.postures.contract import Pin, PinTarget
+from evald.point import PinTarget
+from evald.postures.contract import Pin
 
 
 class Campaign:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
 
-from evald.point import EvalPoint
+from evald.point import EvalPoint, PinTarget
 from evald.results.records import Counts
 from evald.status.view import EngineView, SetView
 
@@ -86,18 +85,6 @@ class Posture(Protocol):
 
 
 # --- postures with engines ---------------------------------------------------------------------
-
-
-class PinTarget(msgspec.Struct, frozen=True, kw_only=True):
-    """The weights that a point must be measured on."""
-
-    run: str
-    step: int
-    digest: str
-    #: None: nothing to load (shared engines).
-    directory: Path | None
-    #: the version that engines must already have, where evald does not load; else None.
-    weight_version: str | None = None
 
 
 class Pin(msgspec.Struct, kw_only=True):

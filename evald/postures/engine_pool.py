@@ -24,9 +24,10 @@ from evald.errors import (
     Unhealthy,
     VersionChanged,
 )
+from evald.point import PinTarget
 from evald.postures.campaign import Campaign
 from evald.postures.changes import Changes
-from evald.postures.contract import GenerateRequest, Generation, Pin, PinTarget
+from evald.postures.contract import GenerateRequest, Generation, Pin
 from evald.postures.front import Front
 from evald.postures.routing import Lane, Router
 from evald.status.view import EngineView

@@ -6,8 +6,8 @@ import msgspec
 
 from evald.errors import EvalSkip
 from evald.evals.evaluator import Evaluator, PreparedPoint
-from evald.point import EvalPoint, SkipReason
-from evald.postures.contract import Engines, PinTarget, PointResult, Stages
+from evald.point import EvalPoint, PinTarget, SkipReason
+from evald.postures.contract import Engines, PointResult, Stages
 from evald.status.view import EngineView, SetView
 
 

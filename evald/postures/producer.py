@@ -8,7 +8,7 @@ import aiohttp
 import structlog
 
 from evald.errors import EvaldError
-from evald.postures.contract import PinTarget
+from evald.point import PinTarget
 
 log = structlog.get_logger(__name__)
 

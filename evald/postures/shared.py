@@ -12,7 +12,8 @@ from evald.config import Shared
 from evald.engines.attach_launcher import AttachLauncher, engine_names, read_api_key
 from evald.engines.engine import Upkeep
 from evald.errors import ConfigError, Unhealthy
-from evald.postures.contract import GenerateRequest, Generation, Pin, PinTarget
+from evald.point import PinTarget
+from evald.postures.contract import GenerateRequest, Generation, Pin
 from evald.postures.engine_pool import EnginePool, Member, Rules
 from evald.postures.producer import Producer, ProducerError
 from evald.status.view import EngineView

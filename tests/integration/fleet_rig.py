@@ -15,7 +15,8 @@ from evald.engines.plan import EnginePlan, engine_plan
 from evald.engines.prepare import FleetPlan
 from evald.engines.state import State
 from evald.errors import EvaldError
-from evald.postures.contract import GenerateRequest, Generation, Pin, PinTarget
+from evald.point import PinTarget
+from evald.postures.contract import GenerateRequest, Generation, Pin
 from evald.postures.engine_pool import EnginePool
 from evald.postures.fleet import fleet_engines
 from evald.testing import (

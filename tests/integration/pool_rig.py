@@ -13,8 +13,9 @@ from fleet_rig import request, target_of
 
 from evald.config import Attached
 from evald.errors import EvaldError
+from evald.point import PinTarget
 from evald.postures.attached import attached_engines
-from evald.postures.contract import Engines, Generation, Pin, PinTarget
+from evald.postures.contract import Engines, Generation, Pin
 from evald.postures.engine_pool import EnginePool
 from evald.testing import FakeEngine, FakeServer, serve_fake, write_snapshot
 

@@ -15,7 +15,8 @@ import pytest_asyncio
 from evald.config import Fleet
 from evald.engines.limit_search import START_LIMIT
 from evald.errors import PinViolation
-from evald.postures.contract import GenerateRequest, Generation, Pin, PinTarget
+from evald.point import PinTarget
+from evald.postures.contract import GenerateRequest, Generation, Pin
 from evald.postures.engine_pool import EnginePool
 from evald.postures.fleet import fleet_engines
 from evald.testing import Tensor, model_tensors, write_base_model, write_snapshot

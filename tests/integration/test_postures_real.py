@@ -21,8 +21,9 @@ from evald.engines.pin import served_version
 from evald.engines.ports import free_port
 from evald.engines.process import EngineProcess
 from evald.errors import PinViolation, VersionChanged
+from evald.point import PinTarget
 from evald.postures.attached import attached_engines
-from evald.postures.contract import Engines, GenerateRequest, Pin, PinTarget
+from evald.postures.contract import Engines, GenerateRequest, Pin
 from evald.postures.fleet import fleet_engines
 from evald.postures.shared import shared_engines
 from evald.testing import FakeTrainer, serve_fake, write_base_model, write_snapshot

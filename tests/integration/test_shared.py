@@ -14,7 +14,7 @@ from pool_rig import Host, ask, hosts, running, states, until
 
 from evald.config import Shared
 from evald.errors import ConfigError, EvaldError, Unhealthy, VersionChanged
-from evald.postures.contract import PinTarget
+from evald.point import PinTarget
 from evald.postures.shared import SharedEngines, shared_engines
 from evald.testing import FakeTrainer, Fault, serve_fake, write_base_model
 

@@ -19,9 +19,9 @@ from evald.engines.readiness import layout_of
 from evald.engines.state import RestartPolicy, State
 from evald.engines.supervision import Supervisor
 from evald.errors import EvaldError, SnapshotGone
+from evald.point import PinTarget
 from evald.postures.campaign import Campaign
 from evald.postures.changes import Changes
-from evald.postures.contract import PinTarget
 
 TARGET = PinTarget(run="demo", step=1, digest="ab" * 16, directory=Path("/snapshots/step_1"))
 

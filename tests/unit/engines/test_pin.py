@@ -17,7 +17,7 @@ from evald.engines.pin import (
     new_weight_version,
 )
 from evald.engines.slots import Slots
-from evald.postures.contract import PinTarget
+from evald.point import PinTarget
 
 
 def target(step: int = 40) -> PinTarget:

@@ -13,15 +13,8 @@ from evald.config import Dispatch, Results
 from evald.errors import EvaldError, GenerationFailed, LedgerError, Unhealthy
 from evald.evals.evaluator import Evaluator, PreparedPoint
 from evald.evals.sets import load_set
-from evald.point import EvalPoint, PointKey, Snapshot
-from evald.postures.contract import (
-    GenerateRequest,
-    Generation,
-    Pin,
-    PinTarget,
-    PointResult,
-    SetResult,
-)
+from evald.point import EvalPoint, PinTarget, PointKey, Snapshot
+from evald.postures.contract import GenerateRequest, Generation, Pin, PointResult, SetResult
 from evald.status.view import EngineView
 
 DIGEST = "0123456789abcdef"
