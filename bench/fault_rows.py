@@ -27,7 +27,7 @@ class Row(msgspec.Struct, frozen=True):
     """One fault. ``act`` provokes it and drops the snapshot of a step; see ``Stage.mark``.
 
     ``end``: outcome or skip reason of that step. ``down``: the state that the engine must pass, ""
-    when it must not be touched. ``quick``: a fake engine can play it, and fast.
+    when it must not be touched. ``quick``: a fake engine can play it, and soon.
     """
 
     name: str
@@ -228,6 +228,7 @@ GROUPS = [
                 "launcher-term",
                 "SIGTERM of the launcher in mid-request",
                 signalled("launcher", TERM),
+                quick=False,
             ),
             Row(
                 "paused",
@@ -256,23 +257,27 @@ GROUPS = [
                 "start-term",
                 "SIGTERM of the launcher during its start",
                 in_start("detokenizer", TERM),
-            ),
-            Row(
-                "start-kill",
-                "SIGKILL of the launcher during its start",
-                in_start("scheduler", KILL),
+                quick=False,
             ),
         ],
     ),
     Group(
         start_s=75.0,
         rows=[
-            Row("model-missing", "no base model directory at one launch", model_missing),
+            Row(
+                "start-kill",
+                "SIGKILL of the launcher during its start",
+                in_start("scheduler", KILL),
+            ),
+            Row(
+                "model-missing", "no base model directory at one launch", model_missing, quick=False
+            ),
             Row("port-foreign", "another server holds the port", port_taken(silent=False)),
             Row(
                 "port-silent",
                 "a listener that says nothing holds the port",
                 port_taken(silent=True),
+                quick=False,
             ),
         ],
     ),
@@ -300,6 +305,7 @@ GROUPS = [
                 "SIGSTOP of the scheduler before a load (tainted)",
                 frozen_load,
                 down="tainted",
+                quick=False,
             ),
             Row("nan", "NaN in a norm", snapshot(BAD["NaN"].build), **BLAMED),
         ]
@@ -328,14 +334,14 @@ GROUPS = [
             ),
             Row(
                 "projection-off",
-                "a projection of half the rows, validation off",
+                "a projection of half the rows, validation off: loaded, padded",
                 snapshot(PROJECTION),
                 down="",
                 quick=False,
             ),
             Row(
                 "missing-off",
-                "one tensor missing, validation off",
+                "one tensor missing, validation off: loaded, old and new mixed",
                 snapshot(BAD["missing tensor"].build),
                 down="",
             ),

@@ -32,7 +32,7 @@ from rig import Rig
 POLL_S = 0.1
 #: far above a start of real SGLang on two busy cores; nothing here waits longer.
 PATIENCE_S = 240.0
-#: a hand-over of processes from their old life: they may be seen once more while they end.
+#: processes of an old life may still be seen for a moment while they end.
 ORPHAN_GRACE_S = 3.0
 #: states in which a server is being got rid of.
 DOWN = {"unhealthy", "tainted", "quarantined"}
@@ -53,7 +53,8 @@ start_timeout_s = {start_s}
 #: seconds; two busy cores must not look like a fault.
 REAL = {"grace_s": 3.0, "load_s": 15.0, "interval_s": 2.0, "timeout_s": 5.0}
 QUICK = {"grace_s": 0.5, "load_s": 2.0, "interval_s": 0.5, "timeout_s": 0.5}
-#: hides a wish to take the engine's port between evald's choice of it and the engine's bind.
+#: the engine's interpreter; a launch waits while there is a file `squat`, so that its port can be
+#: taken between evald's choice of it and the engine's bind.
 PYTHON = """#!/bin/sh
 case "$*" in *--port*)
   if [ -e {work}/squat ]; then
@@ -72,7 +73,6 @@ class Change(msgspec.Struct, frozen=True):
     time: float
     old: str
     new: str
-    detail: str
 
 
 class Stage:
@@ -130,7 +130,7 @@ class Stage:
     def changes(self) -> list[Change]:
         """Read the changes of the engine's state since the last ``mark``."""
         return [
-            Change(_seconds(event), event["old"], event["new"], event["detail"])
+            Change(_seconds(event), event["old"], event["new"])
             for event in self.events("engine_state")
         ]
 
@@ -251,8 +251,8 @@ class Stage:
         argv = argv_file.read_text().split()
         argv_file.unlink()
         port = argv[argv.index("--port") + 1]
+        self.mark()
         with _silent(int(port)) if silent else _foreign(self.rig.model, port):
-            self.mark()
             squat.unlink()
             yield
 
