@@ -11,7 +11,7 @@ def accepted(step: int, revision: int = 0, kind: Kind = Kind.STEP, run: str = "a
         revision=revision,
         kind=kind,
         record_id=f"{key.record_id}/accepted",
-        directory=f"/root/step_{step}",
+        directory=f"/staged/step_{step}",
         size_bytes=10,
         fingerprint="f",
     )
@@ -89,7 +89,7 @@ def test_a_terminal_record_without_acceptance_makes_a_point() -> None:
 def test_a_terminal_record_that_names_nothing_keeps_what_was_accepted() -> None:
     state = index_of(accepted(1), ended(1, 2)).get(PointKey("a", 1))
     assert state is not None
-    assert (state.directory, state.fingerprint) == ("/root/step_1", "f")
+    assert (state.directory, state.fingerprint) == ("/staged/step_1", "f")
 
 
 def test_set_records_are_known_once_each() -> None:

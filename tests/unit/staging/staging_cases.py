@@ -53,7 +53,7 @@ def staging(root: Path, **arguments: Any) -> Staging:
     return msgspec.convert({"root": str(root), **arguments}, Staging)
 
 
-def candidate(directory: Path = Path("/root/step_4"), **arguments: Any) -> Candidate:
+def candidate(directory: Path = Path("/staged/step_4"), **arguments: Any) -> Candidate:
     defaults: dict[str, Any] = {
         "run": "r",
         "step": 4,
@@ -66,7 +66,7 @@ def candidate(directory: Path = Path("/root/step_4"), **arguments: Any) -> Candi
 
 
 def accept(index: PointIndex, key: PointKey, **fields: Any) -> None:
-    known: dict[str, Any] = {"directory": "/root/step_4", "size_bytes": 1, "fingerprint": "f"}
+    known: dict[str, Any] = {"directory": "/staged/step_4", "size_bytes": 1, "fingerprint": "f"}
     index.apply(
         Accepted(
             run=key.run,

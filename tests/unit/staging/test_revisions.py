@@ -121,9 +121,9 @@ def test_equal_bytes_stand_in_for_a_lost_directory(life: Life) -> None:
     # rewritten in place while evald was down
     assert life.decide(candidate(fingerprint="g")) == (Verdict.OFFER, KEY)
     # elsewhere: only if the first place is empty
-    elsewhere = candidate(Path("/root/r/step_4"), fingerprint="g")
+    elsewhere = candidate(Path("/staged/r/step_4"), fingerprint="g")
     assert life.decide(elsewhere) == (Verdict.OFFER, KEY)
-    life.present.add(Path("/root/step_4"))
+    life.present.add(Path("/staged/step_4"))
     assert life.decide(elsewhere) == (Verdict.WAIT, KEY)
 
 
