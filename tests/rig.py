@@ -102,7 +102,7 @@ class Rig:
         self.config = work / "config.toml"
         fleet = tables.get("fleet", "engines = 1")
         if python is not None:
-            fleet += f'\npython = "{python}"'
+            fleet = f'python = "{python}"\n{fleet}'
         self.config.write_text(
             _CONFIG.format(
                 root=self.root,

@@ -70,7 +70,7 @@ def no_weights(directory: Path) -> None:
 
 def link_out_of_the_snapshot(directory: Path) -> None:
     _good(directory)
-    outside = directory.parent.parent / f"outside-{directory.name}.safetensors"
+    outside = directory.parent / f".outside-{directory.name}.safetensors"
     shutil.move(directory / "model.safetensors", outside)
     (directory / "model.safetensors").symlink_to(outside)
 

@@ -176,6 +176,25 @@ def test_an_engine_killed_in_mid_point_does_not_cost_the_point(tmp_path: Path) -
         assert point.metrics["eval/a"] == 1.0
 
 
+def test_two_groups_of_engines_serve_one_point(tmp_path: Path) -> None:
+    groups = "\n".join(
+        f'[[fleet.group]]\nname = "{name}"\nengines = {count}\n'
+        f"sglang = {{ max_running_requests = {limit} }}"
+        for name, count, limit in (("small", 2, 16), ("big", 1, 32))
+    )
+    slow = slow_python(tmp_path / "python", 0.2)
+    with rig(tmp_path, python=slow, questions=400, fleet=groups) as r:
+        r.start()
+        for step in (1, 2):
+            write_snapshot(r.root / f"step_{step}", seed=step, answer=7)
+        # every engine takes the update test of its group, and joins
+        second = r.point(2, timeout_s=60)
+        assert str(second.outcome) == "ok"
+        assert second.engines == ["big-0", "small-0", "small-1"]
+        assert {e["name"] for e in r.status()["engines"]} == set(second.engines)
+        assert second.counts.n_scored == 800
+
+
 def test_point_deadline_gives_a_partial_or_skipped_point(tmp_path: Path) -> None:
     slow = slow_python(tmp_path / "python", 60)
     limits = "sample_timeout_s = 1\npoint_deadline_s = 2"
