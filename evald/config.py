@@ -330,14 +330,6 @@ class Config(Table, frozen=True, kw_only=True):
         return None if model is None else Path(model)
 
     @property
-    def context_len(self) -> int | None:
-        """Tokens of a prompt with its answer, if [fleet.sglang] sets them; else the model's own."""
-        sglang = self.fleet.sglang if self.fleet else {}
-        table = {key.replace("-", "_"): value for key, value in sglang.items()}
-        length = table.get("context_length")
-        return length if isinstance(length, int) else None
-
-    @property
     def engine_count(self) -> int:
         """Engines that evald launches itself (set by the loader from any two of the three)."""
         if self.fleet is None:

@@ -42,9 +42,10 @@ class Preflight(msgspec.Struct, frozen=True, kw_only=True):
     fleet: FleetPlan | None = None
     notes: list[str]
 
-    def context_len(self, config: Config) -> int | None:
+    @property
+    def context_len(self) -> int | None:
         """Tokens of a prompt with its answer, if the engines are told; else the model's own."""
-        return config.context_len if self.fleet is None else self.fleet.context_len
+        return None if self.fleet is None else self.fleet.context_len
 
 
 def preflight(config: Config) -> Preflight:

@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     configure_logging("warning")  # this output is for a person
     prompts = []
     if config.model_dir is not None:
-        context_len = checked.context_len(config)
+        context_len = checked.context_len
         prompts = check_prompts(checked.sets, config.model_dir, context_len=context_len)
     for note in [*checked.notes, *prompts]:
         print(note)

@@ -41,6 +41,6 @@ def build_posture(config: Config, checked: Preflight) -> Posture:
         dispatch=config.dispatch,
         results=config.results,
         model_dir=Path(config.posture.model or ""),
-        context_len=checked.context_len(config),
+        context_len=checked.context_len,
     )
     return EvaluatedPosture(engines, evaluator, loads=config.shared is None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import fcntl
 import os
 import threading
 import time
@@ -16,6 +15,7 @@ import structlog
 
 from evald.config import Results
 from evald.errors import LedgerError
+from evald.file_lock import hold
 from evald.results.follow import REPAIR, decode_lines, is_json, split_lines
 from evald.results.index import PointIndex, point_key
 from evald.results.locate import LEDGER_NAME
@@ -218,19 +218,16 @@ def _take_lock(path: Path, modes: Modes) -> int:
     """
     descriptor = modes.open(path, os.O_RDWR)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
-    except BlockingIOError:
-        holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
+        holder = hold(descriptor)
+    except OSError:
+        os.close(descriptor)
+        raise
+    if holder is not None:
         os.close(descriptor)
         raise LedgerError(
             f"cannot lock {path}: another evald (pid {holder}) writes to this results directory; "
             "stop it or choose another results.dir"
-        ) from None
-    except OSError:
-        os.close(descriptor)
-        raise
+        )
     return descriptor
 
 

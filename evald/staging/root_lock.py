@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from pathlib import Path
 
 import structlog
 
 from evald.errors import EvaldError
+from evald.file_lock import hold
 
 log = structlog.get_logger(__name__)
 
@@ -35,20 +35,18 @@ class RootLock:
         except OSError as error:
             log.warning("staging_root_not_locked", root=str(self._root), error=str(error))
             return
+        holder = None
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
-        except BlockingIOError:
-            holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
+            holder = hold(descriptor)
+        except OSError as error:
+            log.warning("staging_root_not_locked", root=str(self._root), error=str(error))
+        if holder is not None:
             os.close(descriptor)
             raise EvaldError(
                 f"cannot use staging root {self._root}: another evald (pid {holder}) deletes ended "
                 "snapshots in it; stop it, choose another staging.root, or set staging.owned = "
                 "false in both"
-            ) from None
-        except OSError as error:
-            log.warning("staging_root_not_locked", root=str(self._root), error=str(error))
+            )
         self._descriptor = descriptor
 
     def close(self) -> None:

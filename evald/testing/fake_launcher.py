@@ -18,9 +18,13 @@ from evald.errors import EvaldError
 from evald.testing.fake_engine import FakeEngine
 
 
-def write_fake_python(path: Path) -> Path:
-    """Write an executable for ``[fleet] python``: it starts a FakeEngine instead of SGLang."""
-    path.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m evald.testing "$@"\n')
+def write_fake_python(path: Path, *, delay_s: float = 0.0) -> Path:
+    """Write an executable for ``[fleet] python``: it starts a FakeEngine instead of SGLang.
+
+    ``delay_s``: how long each of its answers takes.
+    """
+    command = f'"{sys.executable}" -m evald.testing "$@" --delay-s {delay_s}'
+    path.write_text(f"#!/bin/sh\nexec {command}\n")
     path.chmod(0o755)
     return path
 

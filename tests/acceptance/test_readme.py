@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from evald.config_load import build_config
+from evald.engines.plan import engine_plan
 from evald.point import Outcome, SkipReason
 from evald.results.records import AnyRecord
 from evald.testing import write_snapshot
@@ -30,7 +31,7 @@ def test_the_config_is_good() -> None:
     assert config.fleet is not None
     assert (config.fleet.engines, config.fleet.gpus_per_engine) == (4, 2)
     assert [s.grader for s in config.eval] == ["boxed_math", "choice"]
-    assert config.context_len == 16384
+    assert {plan.context_len for plan in engine_plan(config.fleet)} == {16384}
 
 
 def test_the_inheriting_fleet_is_good() -> None:

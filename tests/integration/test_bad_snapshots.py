@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -62,9 +61,7 @@ def test_bad_snapshot(daemon: Rig, number: int, name: str) -> None:
 
 
 def test_snapshot_that_vanishes_while_queued(tmp_path: Path) -> None:
-    python = tmp_path / "slow-python"
-    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m evald.testing "$@" --delay-s 0.5\n')
-    python.chmod(0o755)
+    python = write_fake_python(tmp_path / "slow-python", delay_s=0.5)
     with rig(tmp_path, python=python, questions=500, dispatch="max_in_flight = 1") as r:
         r.start()
         write_snapshot(r.root / "step_1", seed=1, answer=7)

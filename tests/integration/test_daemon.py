@@ -24,14 +24,6 @@ def fake_python(tmp_path: Path) -> Path:
     return write_fake_python(tmp_path / "fake-python")
 
 
-def slow_python(path: Path, delay_s: float) -> Path:
-    """A fake engine whose every answer takes ``delay_s``."""
-    command = f'exec "{sys.executable}" -m evald.testing "$@" --delay-s {delay_s}'
-    path.write_text(f"#!/bin/sh\n{command}\n")
-    path.chmod(0o755)
-    return path
-
-
 def test_n_snapshots_give_exactly_n_ok_records(tmp_path: Path, fake_python: Path) -> None:
     with rig(tmp_path, python=fake_python) as r:
         r.start()
@@ -54,7 +46,9 @@ def test_n_snapshots_give_exactly_n_ok_records(tmp_path: Path, fake_python: Path
 
 
 def test_the_last_one_comes_while_the_one_before_runs(tmp_path: Path) -> None:
-    with rig(tmp_path, python=slow_python(tmp_path / "python", 0.3), questions=200) as r:
+    with rig(
+        tmp_path, python=write_fake_python(tmp_path / "python", delay_s=0.3), questions=200
+    ) as r:
         r.start()
         write_snapshot(r.root / "step_1", seed=1, answer=7)
         until(lambda: [p["state"] for p in r.status().get("running", [])] == ["evaluating"], "runs")
@@ -76,7 +70,9 @@ def test_exit_on_run_end_stops_by_itself(tmp_path: Path, fake_python: Path) -> N
 
 
 def test_kill_9_in_mid_evaluation_resumes_and_records_once(tmp_path: Path) -> None:
-    with rig(tmp_path, python=slow_python(tmp_path / "python", 0.5), questions=300) as r:
+    with rig(
+        tmp_path, python=write_fake_python(tmp_path / "python", delay_s=0.5), questions=300
+    ) as r:
         r.start()
         for step in (1, 2, 3):
             write_snapshot(r.root / f"step_{step}", seed=step, answer=7)
@@ -114,7 +110,7 @@ def test_a_restart_does_not_evaluate_again_what_has_ended(
 
 
 def test_sigterm_lets_the_running_point_finish_and_the_queue_resumes(tmp_path: Path) -> None:
-    slow = slow_python(tmp_path / "python", 0.3)
+    slow = write_fake_python(tmp_path / "python", delay_s=0.3)
     settings = {"python": slow, "questions": 200, "dispatch": "max_in_flight = 1"}
     with rig(tmp_path, **settings) as r:
         r.start()
@@ -129,7 +125,9 @@ def test_sigterm_lets_the_running_point_finish_and_the_queue_resumes(tmp_path: P
 
 
 def test_a_second_sigterm_forces(tmp_path: Path) -> None:
-    with rig(tmp_path, python=slow_python(tmp_path / "python", 20), questions=20) as r:
+    with rig(
+        tmp_path, python=write_fake_python(tmp_path / "python", delay_s=20), questions=20
+    ) as r:
         daemon = r.start()
         write_snapshot(r.root / "step_1", seed=1, answer=7)
         until(lambda: [p["state"] for p in r.status().get("running", [])] == ["evaluating"], "runs")
@@ -143,7 +141,7 @@ def test_a_second_sigterm_forces(tmp_path: Path) -> None:
 
 
 def test_drain_deadline_ends_a_long_point_without_a_record(tmp_path: Path) -> None:
-    slow = slow_python(tmp_path / "python", 30)
+    slow = write_fake_python(tmp_path / "python", delay_s=30)
     with rig(tmp_path, python=slow, dispatch="drain_timeout_s = 1") as r:
         r.start()
         write_snapshot(r.root / "step_1", seed=1, answer=7)
@@ -163,7 +161,7 @@ def test_a_second_daemon_is_refused(tmp_path: Path, fake_python: Path) -> None:
 
 
 def test_an_engine_killed_in_mid_point_does_not_cost_the_point(tmp_path: Path) -> None:
-    slow = slow_python(tmp_path / "python", 0.3)
+    slow = write_fake_python(tmp_path / "python", delay_s=0.3)
     with rig(tmp_path, python=slow, questions=300, fleet="engines = 2") as r:
         r.start()
         write_snapshot(r.root / "step_1", seed=1, answer=7)
@@ -176,27 +174,8 @@ def test_an_engine_killed_in_mid_point_does_not_cost_the_point(tmp_path: Path) -
         assert point.metrics["eval/a"] == 1.0
 
 
-def test_two_groups_of_engines_serve_one_point(tmp_path: Path) -> None:
-    groups = "\n".join(
-        f'[[fleet.group]]\nname = "{name}"\nengines = {count}\n'
-        f"sglang = {{ max_running_requests = {limit} }}"
-        for name, count, limit in (("small", 2, 16), ("big", 1, 32))
-    )
-    slow = slow_python(tmp_path / "python", 0.2)
-    with rig(tmp_path, python=slow, questions=400, fleet=groups) as r:
-        r.start()
-        for step in (1, 2):
-            write_snapshot(r.root / f"step_{step}", seed=step, answer=7)
-        # every engine takes the update test of its group, and joins
-        second = r.point(2, timeout_s=60)
-        assert str(second.outcome) == "ok"
-        assert second.engines == ["big-0", "small-0", "small-1"]
-        assert {e["name"] for e in r.status()["engines"]} == set(second.engines)
-        assert second.counts.n_scored == 800
-
-
 def test_point_deadline_gives_a_partial_or_skipped_point(tmp_path: Path) -> None:
-    slow = slow_python(tmp_path / "python", 60)
+    slow = write_fake_python(tmp_path / "python", delay_s=60)
     limits = "sample_timeout_s = 1\npoint_deadline_s = 2"
     with rig(tmp_path, python=slow, dispatch=limits) as r:
         r.start()

@@ -19,7 +19,14 @@ import pytest
 from rig import Rig, rig, until
 
 from evald.engines.ports import free_port
-from evald.testing import FakeEngine, FakeTrainer, serve_fake, write_base_model, write_snapshot
+from evald.testing import (
+    FakeEngine,
+    FakeTrainer,
+    serve_fake,
+    write_base_model,
+    write_fake_python,
+    write_snapshot,
+)
 from evald.trainer.shared import shared_eval
 
 
@@ -212,9 +219,7 @@ def test_black_box_command(tmp_path: Path) -> None:
 
 
 def test_operator_verbs_over_the_status_server(tmp_path: Path) -> None:
-    python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m evald.testing "$@" --delay-s 0.3\n')
-    python.chmod(0o755)
+    python = write_fake_python(tmp_path / "python", delay_s=0.3)
     with rig(tmp_path, python=python, questions=300, dispatch="max_in_flight = 1") as r:
         r.start()
 

@@ -1,0 +1,20 @@
+"""A lock that the kernel drops with the process that holds it, however that ends."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+
+
+def hold(descriptor: int) -> str | None:
+    """Lock an open file and write our pid into it; None, or the pid of who holds it already.
+
+    Raises OSError where the file system knows no locks, or the pid cannot be written.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
+    return None
