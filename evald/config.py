@@ -213,6 +213,13 @@ class Shared(EngineLimits, frozen=True, kw_only=True):
     resume: str | None = None
     pause_timeout_s: Seconds = 60.0
 
+    @property
+    def pause_and_resume(self) -> tuple[str, str] | None:
+        """Both URLs, or None (the loader has seen to it that neither is there alone)."""
+        if self.pause is None or self.resume is None:
+            return None
+        return self.pause, self.resume
+
 
 class BlackBox(Table, frozen=True, kw_only=True):
     """An evaluator of your own, in a process of its own: exactly one of class and command."""
@@ -256,6 +263,8 @@ class Defaults(Table, frozen=True, kw_only=True):
     metadata_key: str | None = None
     #: key of a stable question id; None: the row's number.
     id_key: str | None = None
+    #: key of a cluster: rows with the same value are not independent (one document, one family).
+    cluster_key: str | None = None
     temperature: Annotated[float, Meta(ge=0)] = 0.0
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
     top_k: int = -1
@@ -288,6 +297,8 @@ class EvalSet(Defaults, frozen=True, kw_only=True):
     """A named data set with its prompt format, sampling parameters and grader."""
 
     name: Name
+    #: what is asked: a response, or (see ``evald/evals/kinds``) something else.
+    kind: Literal["generate"] = "generate"
     #: JSONL file, one question a row.
     path: Text
 

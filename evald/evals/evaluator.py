@@ -7,10 +7,11 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from evald.config import Dispatch, Results
-from evald.evals.grading import GradingPool
+from evald.evals.grading import Grading
 from evald.evals.point_run import PointRun
 from evald.evals.preparation import Preparation, PreparedPoint
 from evald.evals.sets import LoadedSet
+from evald.evals.worker_pool import WorkerPool
 from evald.point import EvalPoint
 from evald.postures.contract import Engines, Pin, PointResult, SetResult
 from evald.results.modes import Modes
@@ -41,7 +42,8 @@ class Evaluator:
         self._preparation = Preparation(sets, model_dir, context_len=context_len)
         self._preparing = asyncio.Lock()
         needs_math = any(one.eval_set.grader.endswith("math") for one in sets)
-        self._grading = GradingPool(preload_math=needs_math)
+        self._workers = WorkerPool(preload=("math",) if needs_math else ())
+        self._grading = Grading(self._workers)
         self._running: PointRun | None = None
 
     async def prepare(self, point: EvalPoint) -> PreparedPoint:
@@ -91,5 +93,5 @@ class Evaluator:
         return [] if self._running is None else self._running.view()
 
     async def close(self) -> None:
-        """End the grader processes; none is left afterwards."""
-        await self._grading.close()
+        """End the worker processes; none is left afterwards."""
+        await self._workers.close()

@@ -61,6 +61,10 @@ class Grade(msgspec.Struct, frozen=True):
     #: 0 or 1.
     score: float
     no_answer: bool = False
+    #: the answer as it was compared; equal answers vote together.
+    answer: str = ""
+    #: there is no answer, as the response does not end its thinking.
+    unfinished_thinking: bool = False
     #: what was taken for the answer, or why there is none; for people.
     reason: str = ""
 

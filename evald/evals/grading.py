@@ -1,51 +1,26 @@
-"""Grading off the event loop: worker processes that cost the hostile answer only.
-
-A worker is killed when one answer takes longer than its deadline, and another one is started for
-the next. Cheap graders that are linear in the response run in the daemon.
-"""
+"""Grading off the event loop: cheap graders here, the others in worker processes."""
 
 from __future__ import annotations
 
-import asyncio
-import os
-import sys
 from typing import Any
 
 import msgspec
-import structlog
 
-from evald.evals.grade_worker import HEADER_BYTES, Job, Reply, frame
 from evald.evals.graders import Grade, GraderFailed, Rules, grade, reference_texts
-
-log = structlog.get_logger(__name__)
+from evald.evals.worker import GradeJob
+from evald.evals.worker_pool import WorkerFailed, WorkerPool, WorkerTimedOut
 
 #: graders without a pattern or an algebra system: microseconds for each kilobyte.
 _INLINE = frozenset({"exact", "choice"})
 #: a longer response goes to a worker, whatever its grader.
 _INLINE_CHARS = 32_768
 
-#: from exec to "ready"; importing sympy from a cold disk takes seconds.
-_START_TIMEOUT_S = 60.0
-#: to be gone after SIGKILL or EOF.
-_STOP_TIMEOUT_S = 10.0
-#: starts that fail in a row before grading is given up for a while.
-_MAX_FAILED_STARTS = 3
-_BROKEN_S = 60.0
 
+class Grading:
+    """Grades responses; what is not cheap and linear in the response goes to ``workers``."""
 
-class GradingPool:
-    """Grades responses; at most ``size`` worker processes, started when the first one is needed.
-
-    ``preload_math``: workers import the algebra system before they say that they are ready.
-    """
-
-    def __init__(self, *, size: int = 2, preload_math: bool = False) -> None:
-        self._preload = ["math"] if preload_math else []
-        self._turns = asyncio.Semaphore(size)
-        self._idle: list[_Worker] = []
-        self._dying: list[_Worker] = []
-        self._failed_starts = 0
-        self._broken_until_s = 0.0
+    def __init__(self, workers: WorkerPool) -> None:
+        self._workers = workers
 
     async def grade(self, rules: Rules, response: str, label: Any, *, timeout_s: float) -> Grade:
         """Grade one response; ``timeout_s`` runs from when a worker takes it.
@@ -56,141 +31,16 @@ class GradingPool:
             return grade(rules, response, label)
         # half a surrogate pair, in which a cut response may end, has no place in UTF-8
         text = response.encode("utf-8", "replace").decode()
-        job = Job(rules, text, reference_texts(label))
-        async with self._turns:
-            worker = self._take_idle() or await self._start()
-            try:
-                reply = await worker.ask(job, timeout_s)
-            finally:
-                self._put_back(worker)
-        if reply.grade is None:
-            raise GraderFailed(reply.failure or "the grader gave no grade")
-        return reply.grade
-
-    async def close(self) -> None:
-        """End all workers; none is left afterwards."""
-        for worker in self._idle:
-            worker.end()
-        gone, self._dying, self._idle = self._dying + self._idle, [], []
-        await asyncio.gather(*(worker.wait() for worker in gone))
-
-    def _take_idle(self) -> _Worker | None:
-        while self._idle:
-            worker = self._idle.pop()
-            if not worker.gone:
-                return worker
-        return None
-
-    async def _start(self) -> _Worker:
-        now = asyncio.get_running_loop().time()
-        if now < self._broken_until_s:
-            raise GraderFailed("cannot grade: grader processes do not start, see the log")
-        worker = _Worker()
+        job = GradeJob(rules, text, reference_texts(label))
         try:
-            await worker.start(self._preload)
-        except GraderFailed as failed:
-            self._failed_starts += 1
-            log.warning("grader_start_failed", detail=str(failed), failures=self._failed_starts)
-            if self._failed_starts >= _MAX_FAILED_STARTS:
-                self._failed_starts = 0
-                self._broken_until_s = now + _BROKEN_S
-            raise
-        finally:
-            if not worker.usable:
-                self._put_back(worker)
-        self._failed_starts = 0
-        return worker
-
-    def _put_back(self, worker: _Worker) -> None:
-        self._dying = [dying for dying in self._dying if not dying.gone]
-        if worker.usable:
-            self._idle.append(worker)
-        else:
-            worker.kill()
-            self._dying.append(worker)
-
-
-class _Worker:
-    """One worker process. ``usable``: it is running and owes no answer."""
-
-    def __init__(self) -> None:
-        self.usable = False
-        self._process: asyncio.subprocess.Process | None = None
-
-    @property
-    def gone(self) -> bool:
-        """The process has ended and was waited for."""
-        return self._process is None or self._process.returncode is not None
-
-    async def start(self, preload: list[str]) -> None:
-        """Start and wait until it is ready; raises GraderFailed."""
-        arguments = ("-m", "evald.evals.grade_worker", str(os.getpid()), *preload)
-        try:
-            # -P: a module in the current directory must not stand in for a library
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-P",
-                *arguments,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-            )
-        except OSError as error:
-            raise GraderFailed(f"cannot start a grader process: {error}") from error
-        reply = await self._exchange(b"", _START_TIMEOUT_S)
-        if reply.failure is not None:
-            raise GraderFailed(reply.failure)
-        self.usable = True
-
-    async def ask(self, job: Job, timeout_s: float) -> Reply:
-        """Get the answer to one job; raises GraderFailed, and then the worker is of no more use."""
-        # if anything ends the wait, cancellation too, an answer is still owed: not usable again
-        self.usable = False
-        reply = await self._exchange(frame(job), timeout_s)
-        self.usable = True
-        return reply
-
-    async def _exchange(self, message: bytes, timeout_s: float) -> Reply:
-        process = self._process
-        if process is None or process.stdin is None or process.stdout is None:
-            raise GraderFailed("cannot grade: the grader process is not running")
-        try:
-            async with asyncio.timeout(timeout_s):
-                if message:
-                    process.stdin.write(message)
-                    await process.stdin.drain()
-                header = await process.stdout.readexactly(HEADER_BYTES)
-                body = await process.stdout.readexactly(int.from_bytes(header, "big"))
-        except TimeoutError:
+            result = await self._workers.run(job, timeout_s=timeout_s)
+        except WorkerTimedOut as late:
             raise GraderFailed(
-                f"the grader took longer than {timeout_s:g} s and was killed; raise "
-                "grader_timeout_s if such answers are no accident"
-            ) from None
-        except (asyncio.IncompleteReadError, ConnectionError) as error:
-            raise GraderFailed("the grader process died while it graded") from error
-        return _replies.decode(body)
-
-    def kill(self) -> None:
-        """SIGKILL, if it is still there; does not wait."""
-        self.usable = False
-        if self._process is not None and self._process.returncode is None:
-            self._process.kill()
-
-    def end(self) -> None:
-        """Let an idle worker end by itself (EOF); does not wait."""
-        self.usable = False
-        if self._process is not None and self._process.stdin is not None:
-            self._process.stdin.close()
-
-    async def wait(self) -> None:
-        """Wait until the process is gone, killing it when it does not go."""
-        if self._process is None:
-            return
-        try:
-            async with asyncio.timeout(_STOP_TIMEOUT_S):
-                await self._process.wait()
-        except TimeoutError:
-            log.warning("grader_not_gone", pid=self._process.pid)
-            self.kill()
+                f"cannot grade: {late}; raise grader_timeout_s if such answers are no accident"
+            ) from late
+        except WorkerFailed as failed:
+            raise GraderFailed(str(failed)) from failed
+        return _grades.decode(result)
 
 
-_replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
+_grades: msgspec.msgpack.Decoder[Grade] = msgspec.msgpack.Decoder(Grade)

@@ -31,6 +31,10 @@ class SampleOutcome(msgspec.Struct, frozen=True):
     status: Status
     score: float = 0.0
     no_answer: bool = False
+    unfinished_thinking: bool = False
+    #: the answer as it was compared; empty without one.
+    answer: str = ""
+    values: dict[str, float] = {}
     truncated: bool = False
     #: tokens of the response; None when there is none.
     n_tokens: int | None = None

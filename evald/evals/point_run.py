@@ -6,13 +6,14 @@ import asyncio
 import uuid
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, suppress
+from typing import Any
 
 from evald.errors import EvaldError, EvalSkip, GenerationFailed
 from evald.evals.graders import GraderFailed
-from evald.evals.grading import GradingPool
+from evald.evals.grading import Grading
+from evald.evals.kinds import Answer
 from evald.evals.metrics import Status
 from evald.evals.preparation import PreparedPoint
-from evald.evals.sampling import sampling_for
 from evald.evals.set_run import SetRun, Unasked
 from evald.postures.contract import (
     Engines,
@@ -42,7 +43,7 @@ class PointRun:
         pin: Pin,
         engines: Engines,
         *,
-        grading: GradingPool,
+        grading: Grading,
         open_journal: Callable[[str], SampleJournal],
         sample_timeout_s: float,
         on_set: Callable[[SetResult], Awaitable[None]],
@@ -51,7 +52,7 @@ class PointRun:
         self._pin = pin
         self._engines = engines
         self._grading = grading
-        self._sample_timeout_s = sample_timeout_s
+        self._asker = _Asker(engines, pin, sample_timeout_s)
         self._on_set = on_set
         digest = pin.target.digest
         self._sets = [SetRun(one, digest, open_journal(one.loaded.name)) for one in prepared.sets]
@@ -108,7 +109,7 @@ class PointRun:
         loop = asyncio.get_running_loop()
         await asyncio.to_thread(one.resume)
         for question in one.left():
-            lease = await self._slots.take(len(question.samples))
+            lease = await self._slots.take(one.kind.width(question.encoded, question.samples))
             if one.expired:
                 lease.give_back()
                 break
@@ -127,14 +128,10 @@ class PointRun:
 
     async def _ask(self, one: SetRun, question: Unasked, lease: _Lease) -> None:
         """One question: its request, then its grades while the engines answer others."""
-        request = GenerateRequest(
-            input_ids=list(question.input_ids),
-            sampling=sampling_for(one.eval_set, question.id, question.samples),
-            rid=f"evald-{uuid.uuid4().hex}",
-            timeout_s=self._sample_timeout_s,
-        )
         try:
-            answers = await self._engines.generate(self._pin, request)
+            answers = await one.kind.ask(
+                self._asker, question.question, question.encoded, question.samples
+            )
         except GenerationFailed as failed:
             status: Status = "timeout" if failed.kind == "timeout" else "error"
             one.failed(question.index, question.samples, status, failed.detail)
@@ -144,11 +141,16 @@ class PointRun:
             for sample, answer in zip(question.samples, answers, strict=True):
                 await self._grade(one, question.index, sample, answer)
 
-    async def _grade(self, one: SetRun, index: int, sample: int, answer: Generation) -> None:
+    async def _grade(self, one: SetRun, index: int, sample: int, answer: Answer) -> None:
+        if answer.grade is not None:
+            one.graded(index, sample, answer, answer.grade)
+            return
         label = one.prepared.loaded.questions[index].label
         timeout_s = one.eval_set.grader_timeout_s
         try:
-            grade = await self._grading.grade(one.rules, answer.text, label, timeout_s=timeout_s)
+            grade = await self._grading.grade(
+                one.rules, answer.generation.text, label, timeout_s=timeout_s
+            )
         except GraderFailed as failed:
             one.ungraded(index, sample, answer, str(failed))
         else:
@@ -190,6 +192,32 @@ class PointRun:
             provenance=self._prepared.provenance,
             problem=next((f"{s.name}: {s.problem}" for s in self._sets if s.problem), ""),
         )
+
+
+class _Asker:
+    """Fulfils ``kinds.Asker`` for one point."""
+
+    def __init__(self, engines: Engines, pin: Pin, timeout_s: float) -> None:
+        self._engines = engines
+        self._pin = pin
+        self._timeout_s = timeout_s
+
+    async def generate(
+        self,
+        prompts: list[list[int]],
+        sampling: list[dict[str, Any]],
+        *,
+        score_from: list[int] | None = None,
+    ) -> list[Generation]:
+        """Send one list request to engines of the pin."""
+        request = GenerateRequest(
+            prompts=prompts,
+            sampling=sampling,
+            score_from=score_from,
+            rid=f"evald-{uuid.uuid4().hex}",
+            timeout_s=self._timeout_s,
+        )
+        return await self._engines.generate(self._pin, request)
 
 
 class _Slots:

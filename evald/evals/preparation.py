@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from array import array
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
 import structlog
@@ -12,6 +11,7 @@ import xxhash
 
 from evald.errors import ConfigError, EvalSkip, InvalidSnapshot, SnapshotGone
 from evald.evals.chat_template import PromptError
+from evald.evals.kinds import kind_of
 from evald.evals.prompts import ModelLimits, PromptEncoder, TokenizerFiles, tokenizer_digest
 from evald.evals.sampling import base_sampling
 from evald.evals.sets import LoadedSet
@@ -19,8 +19,8 @@ from evald.point import EvalPoint
 
 log = structlog.get_logger(__name__)
 
-#: token ids (an array takes 4 bytes for each), or why the question cannot be asked.
-EncodedPrompt: TypeAlias = "array[int] | str"
+#: what the set's kind makes of a question, or (text) why it cannot be asked.
+Encoded = Any
 
 #: questions of one set that are named when prompts are checked.
 _MAX_NAMED = 3
@@ -31,7 +31,7 @@ class PreparedSet(msgspec.Struct, frozen=True):
 
     loaded: LoadedSet
     #: in the order of the questions.
-    prompts: list[EncodedPrompt]
+    prompts: list[Encoded]
     #: the set's own, and tokenizer and template: a sample of another one does not count.
     config_digest: str
 
@@ -72,7 +72,7 @@ class Preparation:
         self._base: _Source | None = None
         self._encoder: PromptEncoder | None = None
         #: by digests of tokenizer and template, then by set: the base's and the newest others.
-        self._encoded: dict[tuple[str | None, str | None], dict[str, list[EncodedPrompt]]] = {}
+        self._encoded: dict[tuple[str | None, str | None], dict[str, list[Encoded]]] = {}
         #: digest of the bytes -> digest of the meaning, which takes much longer to find.
         self._meaning: dict[str, str] = {}
 
@@ -114,7 +114,7 @@ class Preparation:
             self._base = base
         return self._base
 
-    def encode_base(self, loaded: LoadedSet) -> list[EncodedPrompt]:
+    def encode_base(self, loaded: LoadedSet) -> list[Encoded]:
         """Encode a set with the base model's tokenizer; raises EvalSkip."""
         return self._prepare_set(loaded, self.base()).prompts
 
@@ -142,29 +142,22 @@ class Preparation:
         digest = xxhash.xxh3_128_hexdigest(msgspec.json.encode(whole))
         return PreparedSet(loaded, encoded[loaded.name], digest)
 
-    def _encode_set(self, loaded: LoadedSet, source: _Source) -> list[EncodedPrompt]:
+    def _encode_set(self, loaded: LoadedSet, source: _Source) -> list[Encoded]:
         if source.files is None:
             raise PromptError(source.fault)
         if self._encoder is None or self._encoder.files is not source.files:
             self._encoder = PromptEncoder(source.files, self._limits or ModelLimits())
-        eval_set = loaded.eval_set
+        eval_set, kind = loaded.eval_set, kind_of(loaded.eval_set)
         try:
             self._encoder.check_ids(eval_set.stop_token_ids)
         except PromptError as error:
             raise PromptError(f"stop_token_ids: {error}") from error
-        prompts: list[EncodedPrompt] = []
+        prompts: list[Encoded] = []
         for question in loaded.questions:
             try:
-                ids = self._encoder.encode(
-                    question.prompt,
-                    apply_chat_template=eval_set.apply_chat_template,
-                    kwargs=eval_set.apply_chat_template_kwargs,
-                    max_response_len=eval_set.max_response_len,
-                )
+                prompts.append(kind.encode(self._encoder, question))
             except PromptError as error:
                 prompts.append(str(error))
-                continue
-            prompts.append(array("i", ids))
         faults = sum(isinstance(prompt, str) for prompt in prompts)
         log.info("set_encoded", set=loaded.name, questions=len(prompts), faults=faults)
         return prompts

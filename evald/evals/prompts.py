@@ -12,7 +12,7 @@ import msgspec
 import xxhash
 
 from evald.evals.chat_template import ChatTemplate, PromptError
-from evald.evals.sets import Prompt
+from evald.evals.rows import Prompt
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import msgspec
 import structlog
 
 from evald.errors import LedgerError
 from evald.evals.graders import Grade, Rules
+from evald.evals.kinds import Answer, kind_of
 from evald.evals.metrics import SampleOutcome, Status, repeats, set_metrics
 from evald.evals.preparation import PreparedSet
-from evald.evals.sets import Question
-from evald.postures.contract import Generation, SetResult
+from evald.evals.rows import Question
+from evald.postures.contract import SetResult
 from evald.results.records import Counts
 from evald.results.samples import SampleJournal, SampleRecord
 from evald.status.view import SetView
@@ -32,8 +33,9 @@ class Unasked(msgspec.Struct, frozen=True):
 
     #: position in the set.
     index: int
-    id: str
-    input_ids: array[int]
+    question: Question
+    #: what its kind made of the question.
+    encoded: Any
     samples: list[int]
 
 
@@ -46,6 +48,7 @@ class SetRun:
     def __init__(self, prepared: PreparedSet, digest: str, journal: SampleJournal) -> None:
         self.prepared = prepared
         self.eval_set = prepared.loaded.eval_set
+        self.kind = kind_of(self.eval_set)
         self.rules = Rules.of(self.eval_set)
         self.done = asyncio.Event()
         self.expired = False
@@ -96,7 +99,7 @@ class SetRun:
             if isinstance(prompt, str):
                 self.failed(index, samples, "error", prompt)
             else:
-                yield Unasked(index, self._question(index).id, prompt, samples)
+                yield Unasked(index, self._question(index), prompt, samples)
 
     # --- the tasks of the set ------------------------------------------------------------------
 
@@ -128,18 +131,20 @@ class SetRun:
 
     # --- samples -------------------------------------------------------------------------------
 
-    def graded(self, index: int, sample: int, generation: Generation, grade: Grade) -> None:
+    def graded(self, index: int, sample: int, answer: Answer, grade: Grade) -> None:
         """Take in a scored sample; raises LedgerError."""
-        record = self._answered(self._question(index), sample, generation)
+        record = self._answered(self._question(index), sample, answer)
         record.status = "scored"
         record.score = grade.score
         record.no_answer = grade.no_answer
+        record.answer = grade.answer
+        record.unfinished_thinking = grade.unfinished_thinking
         record.grader_reason = grade.reason
         self._record(index, record)
 
-    def ungraded(self, index: int, sample: int, generation: Generation, reason: str) -> None:
+    def ungraded(self, index: int, sample: int, answer: Answer, reason: str) -> None:
         """Take in an answer that the grader could not grade; raises LedgerError."""
-        record = self._answered(self._question(index), sample, generation)
+        record = self._answered(self._question(index), sample, answer)
         record.grader_reason = reason
         self._failure(record, reason)
         self._record(index, record)
@@ -163,7 +168,8 @@ class SetRun:
     def _question(self, index: int) -> Question:
         return self.prepared.loaded.questions[index]
 
-    def _answered(self, question: Question, sample: int, generation: Generation) -> SampleRecord:
+    def _answered(self, question: Question, sample: int, answer: Answer) -> SampleRecord:
+        generation = answer.generation
         return SampleRecord(
             question=question.id,
             sample=sample,
@@ -176,6 +182,7 @@ class SetRun:
             repeats=repeats(generation.text),
             n_tokens=len(generation.output_ids),
             reference=question.label,
+            values=answer.values,
             engine=generation.engine,
             weight_version=generation.weight_version,
             latency_s=round(generation.latency_s, 6),
@@ -214,6 +221,9 @@ class SetRun:
                 status=record.status,
                 score=score,
                 no_answer=record.no_answer,
+                unfinished_thinking=record.unfinished_thinking,
+                answer=record.answer,
+                values=record.values,
                 truncated=record.truncated,
                 n_tokens=record.n_tokens if answered else None,
                 repeats=record.repeats,
@@ -233,6 +243,7 @@ class SetRun:
                     counts.n_scored += 1
                     counts.n_truncated += outcome.truncated
                     counts.n_no_answer += outcome.no_answer
+                    counts.n_unfinished_thinking += outcome.unfinished_thinking
                     counts.n_resumed += outcome.resumed
                 case "error":
                     counts.n_error += 1

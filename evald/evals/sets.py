@@ -10,11 +10,9 @@ import xxhash
 
 from evald.config import EvalSet
 from evald.errors import ConfigError
-from evald.evals.graders import check_grader, grader_version, label_problem
-from evald.evals.sampling import check_stop
-
-#: a prompt is chat messages or text.
-Prompt = str | list[dict[str, Any]]
+from evald.evals.graders import grader_version
+from evald.evals.kinds import Kind, kind_of
+from evald.evals.rows import BadRow, Question, json_kind, take
 
 #: faults named in one error; a file that is wrong throughout should not fill the screen.
 _MAX_PROBLEMS = 20
@@ -30,16 +28,6 @@ _SCORE_NEUTRAL = frozenset(
         "set_deadline_s",
     }
 )
-
-
-class Question(msgspec.Struct, frozen=True):
-    """One row of an eval set."""
-
-    id: str
-    prompt: Prompt
-    #: reference of the grader: text, a number, true/false, or a list of them (any of).
-    label: Any
-    metadata: Any = None
 
 
 class LoadedSet(msgspec.Struct, frozen=True):
@@ -64,16 +52,13 @@ class LoadedSet(msgspec.Struct, frozen=True):
         return len(self.questions) * self.eval_set.n_samples_per_eval_prompt
 
 
-class _BadRow(Exception):
-    """One fault of one row, without the place."""
-
-
 def load_set(eval_set: EvalSet) -> LoadedSet:
     """Read and check an eval set; nothing in it is skipped silently.
 
     Raises ConfigError with one sentence for each fault (the first 20 of a file). Blocking.
     """
-    if problems := check_grader(eval_set) + check_stop(eval_set):
+    kind = kind_of(eval_set)
+    if problems := kind.check():
         raise ConfigError([f"eval set {eval_set.name!r}: {problem}" for problem in problems])
     path = Path(eval_set.path)
     where = f"cannot read eval set {eval_set.name!r}: {path}"
@@ -81,7 +66,7 @@ def load_set(eval_set: EvalSet) -> LoadedSet:
         content = path.read_bytes()
     except OSError as error:
         raise ConfigError([f"{where}: {error.strerror}; set path to a JSONL file"]) from error
-    questions, problems = _read_rows(eval_set, content, where)
+    questions, problems = _read_rows(eval_set, kind, content, where)
     if not problems and not questions:
         problems = [f"{where}: the file has no rows; give one JSON object a line"]
     if problems:
@@ -103,7 +88,9 @@ def _config_digest(eval_set: EvalSet, data_digest: str) -> str:
     return xxhash.xxh3_128_hexdigest(msgspec.json.encode(whole, order="deterministic"))
 
 
-def _read_rows(eval_set: EvalSet, content: bytes, where: str) -> tuple[list[Question], list[str]]:
+def _read_rows(
+    eval_set: EvalSet, kind: Kind, content: bytes, where: str
+) -> tuple[list[Question], list[str]]:
     """Read all rows; return the good ones and a sentence for each bad one."""
     questions: list[Question] = []
     problems: list[str] = []
@@ -116,8 +103,8 @@ def _read_rows(eval_set: EvalSet, content: bytes, where: str) -> tuple[list[Ques
             continue
         n_rows += 1
         try:
-            question = _read_row(eval_set, line, n_rows)
-        except _BadRow as bad:
+            question = _read_row(eval_set, kind, line, n_rows)
+        except BadRow as bad:
             problems.append(f"{where} line {number}: {bad}")
             continue
         first = line_of.setdefault(question.id, number)
@@ -130,83 +117,26 @@ def _read_rows(eval_set: EvalSet, content: bytes, where: str) -> tuple[list[Ques
     return questions, problems
 
 
-def _read_row(eval_set: EvalSet, line: bytes, row_number: int) -> Question:
+def _read_row(eval_set: EvalSet, kind: Kind, line: bytes, row_number: int) -> Question:
     try:
         row = msgspec.json.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise _BadRow(f"not valid JSON ({error}); give one JSON object a line") from error
+        raise BadRow(f"not valid JSON ({error}); give one JSON object a line") from error
     if not isinstance(row, dict):
-        raise _BadRow(f"the row is {_json_kind(row)}; give one JSON object a line")
-    prompt = _take(row, eval_set.input_key, "input_key")
-    if fault := _prompt_fault(prompt):
-        raise _BadRow(f"key {eval_set.input_key!r}: {fault}")
-    if isinstance(prompt, list) and eval_set.apply_chat_template is False:
-        raise _BadRow(
-            f"key {eval_set.input_key!r} is a list of chat messages, but apply_chat_template is "
-            'false; set it to "auto", or give text'
-        )
-    label = _take(row, eval_set.label_key, "label_key")
-    if fault := label_problem(eval_set, label):
-        raise _BadRow(f"key {eval_set.label_key!r}: {fault}")
-    metadata = _take(row, eval_set.metadata_key, "metadata_key") if eval_set.metadata_key else None
-    if eval_set.id_key is None:
-        return Question(str(row_number), prompt, label, metadata)
-    question_id = _take(row, eval_set.id_key, "id_key")
-    if isinstance(question_id, bool) or not isinstance(question_id, str | int) or question_id == "":
-        raise _BadRow(
-            f"key {eval_set.id_key!r} is {_json_kind(question_id)}; an id is text or an integer"
-        )
-    return Question(str(question_id), prompt, label, metadata)
+        raise BadRow(f"the row is {json_kind(row)}; give one JSON object a line")
+    fields = kind.read(row)
+    if eval_set.metadata_key:
+        fields["metadata"] = take(row, eval_set.metadata_key, "metadata_key")
+    if eval_set.cluster_key:
+        fields["cluster"] = _name(row, eval_set.cluster_key, "cluster_key")
+    question_id = str(row_number)
+    if eval_set.id_key is not None:
+        question_id = _name(row, eval_set.id_key, "id_key")
+    return Question(id=question_id, **fields)
 
 
-def _take(row: dict[str, Any], key: str, setting: str) -> Any:
-    if key not in row:
-        has = ", ".join(row) or "nothing"
-        raise _BadRow(f"key {key!r} is missing (the row has {has}); set {setting} to the right one")
-    return row[key]
-
-
-def _prompt_fault(prompt: Any) -> str | None:
-    fault = None
-    if isinstance(prompt, list):
-        faults = (_message_fault(n, message) for n, message in enumerate(prompt, start=1))
-        fault = next(filter(None, faults), None) if prompt else "the list of messages is empty"
-    elif not isinstance(prompt, str):
-        fault = f"the prompt is {_json_kind(prompt)}"
-    elif not prompt:
-        fault = "the prompt is empty"
-    if fault is None:
-        return None
-    return f'{fault}; give text or a list of chat messages {{"role": ..., "content": ...}}'
-
-
-def _message_fault(number: int, message: Any) -> str | None:
-    if not isinstance(message, dict):
-        return f"message {number} is {_json_kind(message)}"
-    if not isinstance(message.get("role"), str):
-        return f"message {number} has no text 'role'"
-    if not _is_content(message):
-        return f"message {number} has no 'content' of text (images are not supported)"
-    return None
-
-
-def _is_content(message: dict[str, Any]) -> bool:
-    """Text, a list of text parts, or nothing beside tool calls."""
-    content = message.get("content")
-    if content is None:
-        return bool(message.get("tool_calls"))
-    if isinstance(content, list):
-        return bool(content) and all(
-            isinstance(part, dict)
-            and part.get("type") == "text"
-            and isinstance(part.get("text"), str)
-            for part in content
-        )
-    return isinstance(content, str)
-
-
-def _json_kind(value: Any) -> str:
-    kinds = {dict: "an object", list: "a list", str: "text", bool: "true or false"}
-    if value is None:
-        return "null"
-    return kinds.get(type(value), "a number")
+def _name(row: dict[str, Any], key: str, setting: str) -> str:
+    value = take(row, key, setting)
+    if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
+        raise BadRow(f"key {key!r} is {json_kind(value)}; {setting} wants text or an integer")
+    return str(value)

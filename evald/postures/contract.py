@@ -98,12 +98,14 @@ class Pin(msgspec.Struct, kw_only=True):
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """All samples of one question: sent as one list request."""
+    """All that is asked about one question: sent as one list request."""
 
-    #: token ids of the prompt, already checked against the vocabulary.
-    input_ids: list[int]
-    #: SGLang sampling parameters, one dict for each sample.
+    #: token ids of each prompt, already checked against the vocabulary; one for each answer.
+    prompts: list[list[int]]
+    #: SGLang sampling parameters, one dict for each answer.
     sampling: list[dict[str, Any]]
+    #: for each prompt the first token (from 1) whose log-probability is wanted; None: of none.
+    score_from: list[int] | None = None
     #: unique, used to abort.
     rid: str
     #: deadline for the whole request, seconds.
@@ -121,6 +123,8 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     weight_version: str
     engine: str
     latency_s: float
+    #: natural-log probability of each prompt token from ``score_from`` on; empty if not asked for.
+    prompt_logprobs: list[float] = []
 
 
 class Engines(Protocol):

@@ -189,7 +189,7 @@ class Router:
         answered = False
         try:
             raw = await lane.connected_api().generate(
-                [request.input_ids] * len(missing),
+                [request.prompts[number] for number in missing],
                 [request.sampling[number] for number in missing],
                 rids,
                 timeout_s=max(deadline - began, 1.0),

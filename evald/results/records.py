@@ -70,6 +70,8 @@ class Counts(msgspec.Struct, kw_only=True):
     n_truncated: int = 0
     #: of the scored ones: graders that found no answer in the response.
     n_no_answer: int = 0
+    #: of those without an answer: the model began to think and never came to an end.
+    n_unfinished_thinking: int = 0
     #: the request failed.
     n_error: int = 0
     #: the grader failed or ran out of time: not a wrong answer.

@@ -44,6 +44,12 @@ class SampleRecord(msgspec.Struct, kw_only=True):
     n_tokens: int = 0
     reference: Any = None
     grader_reason: str = ""
+    #: the answer as it was compared: samples with equal answers vote together in maj@k.
+    answer: str = ""
+    #: the response did not end its thinking, so that there is no answer.
+    unfinished_thinking: bool = False
+    #: further numbers of its kind of eval, by name ("nll", "acc_norm", ...).
+    values: dict[str, float] = {}
     engine: str = ""
     weight_version: str = ""
     latency_s: float = 0.0

@@ -80,7 +80,7 @@ def request(samples: int = 1, timeout_s: float = 10.0) -> GenerateRequest:
         {"temperature": 0.0, "max_new_tokens": 32, "sampling_seed": i} for i in range(samples)
     ]
     return GenerateRequest(
-        input_ids=[1, 2, 3], sampling=sampling, rid=f"q{next(_rids)}", timeout_s=timeout_s
+        prompts=[[1, 2, 3]] * samples, sampling=sampling, rid=f"q{next(_rids)}", timeout_s=timeout_s
     )
 
 

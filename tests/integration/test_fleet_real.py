@@ -42,7 +42,7 @@ async def _answers(posture: EnginePool, pin: Pin) -> list[list[int]]:
 async def _ask(posture: EnginePool, pin: Pin, ids: list[int], samples: int = 1) -> list[Generation]:
     sampling = {"temperature": 0.0, "max_new_tokens": 12, "ignore_eos": True}
     request = GenerateRequest(
-        input_ids=ids, sampling=[sampling] * samples, rid=f"q{next(_rids)}", timeout_s=60.0
+        prompts=[ids] * samples, sampling=[sampling] * samples, rid=f"q{next(_rids)}", timeout_s=60.0
     )
     return await posture.generate(pin, request)
 

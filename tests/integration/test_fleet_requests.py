@@ -67,7 +67,7 @@ async def test_a_question_that_kills_engines_costs_itself_only(base: Path) -> No
     async with fleet(base, engines=2, configure=configure, delay_s=0.1) as rig:
         pin = await rig.posture.pin(rig.target(1))
         poison = GenerateRequest(
-            input_ids=[6, 6, 6], sampling=[{"max_new_tokens": 32}], rid="poison", timeout_s=20.0
+            prompts=[[6, 6, 6]], sampling=[{"max_new_tokens": 32}], rid="poison", timeout_s=20.0
         )
         asking = [asyncio.create_task(rig.ask(pin, samples=2, timeout_s=20.0)) for _ in range(6)]
         with pytest.raises(GenerationFailed, match="3 engines died while they answered") as caught:

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 import uvloop
 
-from evald.evals import grading
-from evald.evals.grade_worker import Job, answer, frame
+from evald.evals import worker_pool
 from evald.evals.graders import Grade, GraderFailed, Rules
-from evald.evals.grading import GradingPool
+from evald.evals.grading import Grading
+from evald.evals.worker import GradeJob, answer, frame
+from evald.evals.worker_pool import WorkerPool
 
 MATH = Rules("math")
 BOXED_MATH = Rules("boxed_math")
@@ -26,8 +27,8 @@ EXPLOSIVE = "a" * 40 + "b"
 
 
 @pytest.fixture
-async def pool() -> AsyncIterator[GradingPool]:
-    pool = GradingPool(size=2, preload_math=True)
+async def pool() -> AsyncIterator[WorkerPool]:
+    pool = WorkerPool(size=2, preload=("math",))
     yield pool
     await pool.close()
     assert worker_pids() == []
@@ -44,7 +45,7 @@ def worker_pids(parent: int | None = None) -> list[int]:
             ppid = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
         except OSError:
             continue
-        if b"evald.evals.grade_worker" in command and ppid == (parent or os.getpid()):
+        if b"evald.evals.worker" in command and ppid == (parent or os.getpid()):
             pids.append(int(entry.name))
     return pids
 
@@ -72,24 +73,24 @@ async def until(condition: Callable[[], object]) -> None:
     ],
 )
 async def test_workers_grade(
-    pool: GradingPool, rules: Rules, response: str, label: Any, score: float | None
+    pool: WorkerPool, rules: Rules, response: str, label: Any, score: float | None
 ) -> None:
-    grade = await pool.grade(rules, response, label, timeout_s=30)
+    grade = await Grading(pool).grade(rules, response, label, timeout_s=30)
     assert (None if grade.no_answer else grade.score) == score
 
 
-async def test_cheap_graders_need_no_process(pool: GradingPool) -> None:
-    assert await pool.grade(Rules("boxed_exact"), "\\boxed{1}", 1, timeout_s=1) == Grade(
+async def test_cheap_graders_need_no_process(pool: WorkerPool) -> None:
+    assert await Grading(pool).grade(Rules("boxed_exact"), "\\boxed{1}", 1, timeout_s=1) == Grade(
         1.0, reason="answer: 1"
     )
     assert worker_pids() == []
 
 
-async def test_a_hostile_answer_costs_itself_only(pool: GradingPool) -> None:
-    await pool.grade(MATH, "1", 1, timeout_s=30)
+async def test_a_hostile_answer_costs_itself_only(pool: WorkerPool) -> None:
+    await Grading(pool).grade(MATH, "1", 1, timeout_s=30)
     started = time.monotonic()
-    hostile = [pool.grade(EXPLODING, EXPLOSIVE, "x", timeout_s=0.5) for _ in range(3)]
-    good = [pool.grade(MATH, f"it is {n}", n, timeout_s=30) for n in range(20)]
+    hostile = [Grading(pool).grade(EXPLODING, EXPLOSIVE, "x", timeout_s=0.5) for _ in range(3)]
+    good = [Grading(pool).grade(MATH, f"it is {n}", n, timeout_s=30) for n in range(20)]
     results = await asyncio.gather(*hostile, *good, return_exceptions=True)
     assert all(isinstance(result, GraderFailed) for result in results[:3])
     assert "took longer than 0.5 s and was killed" in str(results[0])
@@ -98,77 +99,77 @@ async def test_a_hostile_answer_costs_itself_only(pool: GradingPool) -> None:
     assert len(worker_pids()) <= 2
 
 
-async def test_an_endless_power_is_killed_in_time(pool: GradingPool) -> None:
-    await pool.grade(MATH, "1", 1, timeout_s=30)
+async def test_an_endless_power_is_killed_in_time(pool: WorkerPool) -> None:
+    await Grading(pool).grade(MATH, "1", 1, timeout_s=30)
     started = time.monotonic()
     with pytest.raises(GraderFailed):
-        await pool.grade(MATH, "$9^{9^{9^{9}}}$", "$9^{9^{9^{8}}}$", timeout_s=1)
+        await Grading(pool).grade(MATH, "$9^{9^{9^{9}}}$", "$9^{9^{9^{8}}}$", timeout_s=1)
     assert time.monotonic() - started < 3
 
 
-async def test_a_cancelled_grade_leaves_no_answer_for_the_next(pool: GradingPool) -> None:
-    task = asyncio.create_task(pool.grade(EXPLODING, EXPLOSIVE, "x", timeout_s=60))
+async def test_a_cancelled_grade_leaves_no_answer_for_the_next(pool: WorkerPool) -> None:
+    task = asyncio.create_task(Grading(pool).grade(EXPLODING, EXPLOSIVE, "x", timeout_s=60))
     await until(worker_pids)
     await asyncio.sleep(0.5)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    grade = await pool.grade(Rules("regex", r"\d"), "7", 7, timeout_s=30)
+    grade = await Grading(pool).grade(Rules("regex", r"\d"), "7", 7, timeout_s=30)
     assert grade.score == 1.0
 
 
-async def test_a_worker_that_dies_is_replaced(pool: GradingPool) -> None:
+async def test_a_worker_that_dies_is_replaced(pool: WorkerPool) -> None:
     digit = Rules("regex", r"\d")
-    await pool.grade(digit, "7", 7, timeout_s=30)
+    await Grading(pool).grade(digit, "7", 7, timeout_s=30)
     (pid,) = worker_pids()
     os.kill(pid, signal.SIGKILL)
     await until(lambda: not worker_pids())
     await asyncio.sleep(0.1)
-    assert (await pool.grade(digit, "7", 7, timeout_s=30)).score == 1.0
-    task = asyncio.create_task(pool.grade(EXPLODING, EXPLOSIVE, "x", timeout_s=60))
+    assert (await Grading(pool).grade(digit, "7", 7, timeout_s=30)).score == 1.0
+    task = asyncio.create_task(Grading(pool).grade(EXPLODING, EXPLOSIVE, "x", timeout_s=60))
     await asyncio.sleep(0.3)
     (pid,) = worker_pids()
     os.kill(pid, signal.SIGKILL)
-    with pytest.raises(GraderFailed, match="died while it graded"):
+    with pytest.raises(GraderFailed, match="died while it worked"):
         await task
 
 
-async def test_a_label_that_nobody_can_parse_is_the_graders_failure(pool: GradingPool) -> None:
+async def test_a_label_that_nobody_can_parse_is_the_graders_failure(pool: WorkerPool) -> None:
     with pytest.raises(GraderFailed, match="cannot parse the reference"):
-        await pool.grade(MATH, "it is 5", "$$", timeout_s=30)
+        await Grading(pool).grade(MATH, "it is 5", "$$", timeout_s=30)
 
 
 async def test_workers_that_do_not_start_end_the_waiting_too(
-    pool: GradingPool, monkeypatch: pytest.MonkeyPatch
+    pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     for _ in range(3):
-        with pytest.raises(GraderFailed, match="cannot start a grader process"):
-            await pool.grade(MATH, "1", 1, timeout_s=5)
-    with pytest.raises(GraderFailed, match="grader processes do not start"):
-        await pool.grade(MATH, "1", 1, timeout_s=5)
+        with pytest.raises(GraderFailed, match="cannot start a worker process"):
+            await Grading(pool).grade(MATH, "1", 1, timeout_s=5)
+    with pytest.raises(GraderFailed, match="worker processes do not start"):
+        await Grading(pool).grade(MATH, "1", 1, timeout_s=5)
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    other = GradingPool()
+    other = WorkerPool()
     with pytest.raises(GraderFailed, match="died"):
-        await other.grade(MATH, "1", 1, timeout_s=5)
+        await Grading(other).grade(MATH, "1", 1, timeout_s=5)
     await other.close()
 
 
 async def test_a_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "math_verify.py").write_text("raise ImportError('no sympy')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    pool = GradingPool(preload_math=True)
+    pool = WorkerPool(preload=("math",))
     with pytest.raises(GraderFailed, match="cannot import math_verify: no sympy"):
-        await pool.grade(MATH, "1", 1, timeout_s=5)
+        await Grading(pool).grade(MATH, "1", 1, timeout_s=5)
     await pool.close()
 
 
 async def test_a_module_in_the_current_directory_does_not_count(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pool: GradingPool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pool: WorkerPool
 ) -> None:
     (tmp_path / "msgspec.py").write_text("raise SystemExit(9)")
     monkeypatch.chdir(tmp_path)
-    assert (await pool.grade(MATH, "1", 1, timeout_s=30)).score == 1.0
+    assert (await Grading(pool).grade(MATH, "1", 1, timeout_s=30)).score == 1.0
 
 
 async def test_what_a_library_prints_does_not_get_between_the_frames(
@@ -179,14 +180,14 @@ async def test_what_a_library_prints_does_not_get_between_the_frames(
         "def verify(*a, **k):\n    return True\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    pool = GradingPool()
-    assert (await pool.grade(MATH, "1", 1, timeout_s=5)).score == 1.0
+    pool = WorkerPool()
+    assert (await Grading(pool).grade(MATH, "1", 1, timeout_s=5)).score == 1.0
     await pool.close()
 
 
 def test_whatever_a_grader_raises_is_a_failure_of_that_response() -> None:
-    assert "missing )" in str(answer(Job(Rules("regex", "("), "x", ["x"])).failure)
-    assert "unknown" in str(answer(Job(Rules("bleu"), "x", ["x"])).failure)
+    assert "missing )" in str(answer(GradeJob(Rules("regex", "("), "x", ["x"])).failure)
+    assert "unknown" in str(answer(GradeJob(Rules("bleu"), "x", ["x"])).failure)
 
 
 def run_on_uvloop(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -196,10 +197,10 @@ def run_on_uvloop(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 def test_the_pool_works_on_uvloop() -> None:
     async def work() -> None:
-        pool = GradingPool(preload_math=True)
+        pool = WorkerPool(preload=("math",))
         with pytest.raises(GraderFailed, match="was killed"):
-            await pool.grade(EXPLODING, EXPLOSIVE, "x", timeout_s=0.3)
-        assert (await pool.grade(MATH, "it is 4", 4, timeout_s=30)).score == 1.0
+            await Grading(pool).grade(EXPLODING, EXPLOSIVE, "x", timeout_s=0.3)
+        assert (await Grading(pool).grade(MATH, "it is 4", 4, timeout_s=30)).score == 1.0
         await pool.close()
         assert worker_pids() == []
 
@@ -209,12 +210,13 @@ def test_the_pool_works_on_uvloop() -> None:
 DAEMON = """
 import asyncio
 from evald.evals.graders import Rules
-from evald.evals.grading import GradingPool
+from evald.evals.grading import Grading
+from evald.evals.worker_pool import WorkerPool
 async def main():
-    pool = GradingPool()
-    await pool.grade(Rules("regex", "."), "1", 1, timeout_s=30)
+    pool = WorkerPool()
+    await Grading(pool).grade(Rules("regex", "."), "1", 1, timeout_s=30)
     print("graded", flush=True)
-    await pool.grade(Rules("regex", "^(a+)+$"), "a" * 60 + "b", 1, timeout_s=600)
+    await Grading(pool).grade(Rules("regex", "^(a+)+$"), "a" * 60 + "b", 1, timeout_s=600)
 asyncio.run(main())
 """
 
@@ -235,37 +237,37 @@ def test_workers_die_with_a_daemon_that_is_killed() -> None:
 
 def test_a_worker_of_another_parent_ends_at_once() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "evald.evals.grade_worker", "1"], input=b"", check=False, timeout=30
+        [sys.executable, "-m", "evald.evals.worker", "1"], input=b"", check=False, timeout=30
     )
     assert done.returncode == 1
 
 
 def test_signals_to_the_whole_group_cost_no_grade() -> None:
-    command = [sys.executable, "-m", "evald.evals.grade_worker", str(os.getpid())]
+    command = [sys.executable, "-m", "evald.evals.worker", str(os.getpid())]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
         assert worker.stdin is not None
         assert worker.stdout is not None
         assert len(worker.stdout.read(4)) == 4
         worker.send_signal(signal.SIGINT)
         worker.send_signal(signal.SIGTERM)
-        worker.stdin.write(frame(Job(Rules("exact"), "1", ["1"])))
+        worker.stdin.write(frame(GradeJob(Rules("exact"), "1", ["1"])))
         worker.stdin.close()
         assert b"answer: 1" in worker.stdout.read()
         assert worker.wait(timeout=30) == 0
 
 
 def test_grading_is_not_given_up_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grading, "_BROKEN_S", 0.2)
+    monkeypatch.setattr(worker_pool, "_BROKEN_S", 0.2)
 
     async def work() -> None:
-        pool = GradingPool()
+        pool = WorkerPool()
         with monkeypatch.context() as patch:
             patch.setattr(sys, "executable", "/nowhere/python")
             for _ in range(3):
                 with pytest.raises(GraderFailed):
-                    await pool.grade(MATH, "1", 1, timeout_s=5)
+                    await Grading(pool).grade(MATH, "1", 1, timeout_s=5)
         await asyncio.sleep(0.3)
-        assert (await pool.grade(Rules("regex", "."), "1", 1, timeout_s=30)).score == 1.0
+        assert (await Grading(pool).grade(Rules("regex", "."), "1", 1, timeout_s=30)).score == 1.0
         await pool.close()
 
     asyncio.run(work())

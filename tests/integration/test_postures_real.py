@@ -59,7 +59,7 @@ async def _answers(engines: Engines, pin: Pin) -> list[list[int]]:
     answers = []
     for number, ids in enumerate(QUESTIONS):
         request = GenerateRequest(
-            input_ids=ids, sampling=[sampling], rid=f"q{id(pin)}-{number}", timeout_s=60.0
+            prompts=[ids], sampling=[sampling], rid=f"q{id(pin)}-{number}", timeout_s=60.0
         )
         [generation] = await engines.generate(pin, request)
         assert generation.weight_version in pin.weight_versions.values()

@@ -89,7 +89,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 def text_of(request: GenerateRequest) -> str:
     """Undo the byte-level tokenizer of conftest for ASCII text."""
-    return "".join(chr(33 + i) for i in request.input_ids)
+    return "".join(chr(33 + i) for i in request.prompts[0])
 
 
 def rows_of(n: int, prefix: str = "q") -> list[dict[str, Any]]:

@@ -112,7 +112,7 @@ def test_a_repeated_id_is_named_with_both_lines(make_set: Any) -> None:
 @pytest.mark.parametrize("value", [True, "", 1.5, None])
 def test_an_id_is_text_or_an_integer(make_set: Any, value: object) -> None:
     (problem,) = problems_of(make_set([{"prompt": "p", "label": 1, "id": value}], id_key="id"))
-    assert "an id is text or an integer" in problem
+    assert "id_key wants text or an integer" in problem
 
 
 def test_messages_without_a_template_are_refused_at_load(make_set: Any) -> None:

@@ -1,4 +1,4 @@
-"""A grader's own process: ``python -m evald.evals.grade_worker DAEMON_PID [math]``.
+"""A worker's own process: ``python -m evald.evals.worker DAEMON_PID [math]``.
 
 Frames on stdin and stdout: four bytes of length (big endian), then msgpack. First an empty Reply
 says "ready"; then each Job is answered by one Reply. The process ends at EOF, and with its daemon.
@@ -16,7 +16,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from evald.evals.graders import Grade, GraderFailed, Rules, grade
+from evald.evals.graders import GraderFailed, Rules, grade
 
 HEADER_BYTES = 4
 
@@ -25,18 +25,22 @@ _PR_SET_PDEATHSIG = 1
 _MEMORY_BYTES = 4 << 30
 
 
-class Job(msgspec.Struct, array_like=True):
-    """One response to grade."""
+class GradeJob(msgspec.Struct, array_like=True, tag=True):
+    """One response to grade; the result is a Grade."""
 
     rules: Rules
     response: str
     references: list[str]
 
 
-class Reply(msgspec.Struct, array_like=True):
-    """A grade, or why there is none; neither means "ready"."""
+#: everything that a worker can be asked to do; the result's type depends on it.
+Job = GradeJob
 
-    grade: Grade | None = None
+
+class Reply(msgspec.Struct, array_like=True):
+    """The packed result of a job, or why there is none; the first one, with neither, is "ready"."""
+
+    result: msgspec.Raw = msgspec.Raw(msgspec.msgpack.encode(None))
     failure: str | None = None
 
 
@@ -47,14 +51,15 @@ def frame(message: Job | Reply) -> bytes:
 
 
 def answer(job: Job) -> Reply:
-    """Grade one job; whatever a grader raises becomes a failure of this one response."""
+    """Do one job; whatever it raises becomes the failure of this one."""
     try:
-        return Reply(grade(job.rules, job.response, job.references))
+        result = grade(job.rules, job.response, job.references)
     except GraderFailed as failed:
         return Reply(failure=str(failed))
     # sympy and antlr raise anything at all, and none of it may cost another answer
     except Exception as error:  # noqa: BLE001 - see above
         return Reply(failure=f"{type(error).__name__}: {error}"[:500])
+    return Reply(msgspec.Raw(msgspec.msgpack.encode(result)))
 
 
 def main() -> None:

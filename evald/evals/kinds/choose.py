@@ -1,0 +1,16 @@
+"""Which class asks the questions of an eval set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from evald.config import EvalSet
+from evald.evals.kinds.contract import Kind
+from evald.evals.kinds.generate import Generate
+
+_KINDS: dict[str, Callable[[EvalSet], Kind]] = {"generate": Generate}
+
+
+def kind_of(eval_set: EvalSet) -> Kind:
+    """Return the kind that the config names."""
+    return _KINDS[eval_set.kind](eval_set)

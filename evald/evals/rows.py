@@ -1,0 +1,87 @@
+"""One row of an eval set's file: what may stand in it, and what is said about what may not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+#: a prompt is chat messages or text.
+Prompt = str | list[dict[str, Any]]
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of an eval set."""
+
+    id: str
+    prompt: Prompt
+    #: reference of the grader: text, a number, true/false, or a list of them (any of); what it
+    #: means for other kinds, they say.
+    label: Any = None
+    #: answers to choose from, where the kind has them.
+    options: list[str] = []
+    metadata: Any = None
+    #: tools that the chat template is told of.
+    tools: list[dict[str, Any]] = []
+    #: questions of one cluster (a document, a family) are not independent; "": of its own.
+    cluster: str = ""
+
+
+class BadRow(Exception):
+    """One fault of one row, without the place."""
+
+
+def take(row: dict[str, Any], key: str, setting: str) -> Any:
+    """Return the value of a key that must be there; raises BadRow."""
+    if key not in row:
+        has = ", ".join(row) or "nothing"
+        raise BadRow(f"key {key!r} is missing (the row has {has}); set {setting} to the right one")
+    return row[key]
+
+
+def prompt_fault(prompt: Any) -> str | None:
+    """Say what is wrong with a prompt, or None."""
+    fault = None
+    if isinstance(prompt, list):
+        faults = (_message_fault(n, message) for n, message in enumerate(prompt, start=1))
+        fault = next(filter(None, faults), None) if prompt else "the list of messages is empty"
+    elif not isinstance(prompt, str):
+        fault = f"the prompt is {json_kind(prompt)}"
+    elif not prompt:
+        fault = "the prompt is empty"
+    if fault is None:
+        return None
+    return f'{fault}; give text or a list of chat messages {{"role": ..., "content": ...}}'
+
+
+def _message_fault(number: int, message: Any) -> str | None:
+    if not isinstance(message, dict):
+        return f"message {number} is {json_kind(message)}"
+    if not isinstance(message.get("role"), str):
+        return f"message {number} has no text 'role'"
+    if not _is_content(message):
+        return f"message {number} has no 'content' of text (images are not supported)"
+    return None
+
+
+def _is_content(message: dict[str, Any]) -> bool:
+    """Text, a list of text parts, or nothing beside tool calls."""
+    content = message.get("content")
+    if content is None:
+        return bool(message.get("tool_calls"))
+    if isinstance(content, list):
+        return bool(content) and all(
+            isinstance(part, dict)
+            and part.get("type") == "text"
+            and isinstance(part.get("text"), str)
+            for part in content
+        )
+    return isinstance(content, str)
+
+
+def json_kind(value: Any) -> str:
+    """Name the type of a JSON value, for people."""
+    kinds = {dict: "an object", list: "a list", str: "text", bool: "true or false"}
+    if value is None:
+        return "null"
+    return kinds.get(type(value), "a number")
