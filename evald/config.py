@@ -41,12 +41,15 @@ class Staging(Table, frozen=True, kw_only=True):
 
     #: directory that is watched, normally on tmpfs; created if it is missing.
     root: Text
+    #: what a framework writes (``evald/presets.py``): defaults of pattern, marker and owned
+    #: (false), and how one knows that a snapshot is finished. What is set beside it wins.
+    preset: Literal["miles", "slime", "prime-rl", "hf-trainer", "verl"] | None = None
     #: name of a snapshot directory; ``{step}`` stands for the step number.
     pattern: Annotated[
         str,
         Meta(pattern=r"\{step\}", description="text with {step} in it, such as 'step_{step}'"),
     ] = "step_{step}"
-    #: file that is written last, relative to the snapshot directory.
+    #: file that is written last, relative to the snapshot directory (preset "verl": to the root).
     marker: Text = ".complete"
     #: evald deletes ended snapshots, and nobody else does; false: evald never deletes here.
     owned: bool = True
@@ -100,6 +103,13 @@ class Status(Table, frozen=True, kw_only=True):
 
     #: unix socket; None: a name made from the results directory, in the user's runtime directory.
     socket: str | None = None
+    #: TCP as well: "host:port", "[::1]:port", "0.0.0.0:port" for all interfaces; port 0: any free
+    #: one. Not encrypted: use an ssh tunnel or a proxy with TLS across networks that others use.
+    listen: str | None = None
+    #: the token that TCP asks for (exactly one of the two): an environment variable, or a file that
+    #: others may not read.
+    token_env: str | None = None
+    token_file: str | None = None
 
 
 class EngineLimits(Table, frozen=True, kw_only=True):
@@ -283,6 +293,19 @@ class Defaults(Table, frozen=True, kw_only=True):
     regex: str | None = None
     #: letters of grader "choice".
     choices: Text = "ABCD"
+    #: kind "loglikelihood_choice": key of a row's options (a list of texts); None: the letters of
+    #: ``choices`` are the options, and the prompt says what they mean.
+    options_key: str | None = None
+    #: what stands between prompt and option; None: a space behind text, nothing behind a chat.
+    option_prefix: str | None = None
+    #: the option with the highest log-probability, or with the highest for each character.
+    choose_by: Literal["sum", "per_character"] = "sum"
+    #: kind "perplexity": the whole text, or the label behind the prompt.
+    perplexity_of: Literal["document", "response"] = "document"
+    #: longest piece of a document that is scored at once, in tokens, context included.
+    window_tokens: Annotated[int, Meta(ge=2)] = 2048
+    #: tokens of context that each later window of a document sees.
+    window_overlap_tokens: Positive = 1
     #: one answer's grading.
     grader_timeout_s: Seconds = 10.0
     #: part of every sample's seed.
@@ -298,7 +321,7 @@ class EvalSet(Defaults, frozen=True, kw_only=True):
 
     name: Name
     #: what is asked: a response, or (see ``evald/evals/kinds``) something else.
-    kind: Literal["generate"] = "generate"
+    kind: Literal["generate", "loglikelihood_choice", "perplexity"] = "generate"
     #: JSONL file, one question a row.
     path: Text
 

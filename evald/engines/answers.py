@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import msgspec
@@ -30,6 +31,8 @@ class MetaInfo(msgspec.Struct, frozen=True):
     weight_versions: list[VersionSpan] | None = None
     #: for each token its log-probability (null when it is no number), id and text.
     output_token_logprobs: list[list[Any]] | None = None
+    #: the same of the prompt's tokens from ``logprob_start_len`` on; the first one's is null.
+    input_token_logprobs: list[list[Any]] | None = None
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -56,6 +59,19 @@ class Answer(msgspec.Struct, frozen=True):
     def logprobs(self) -> list[Any]:
         """Log-probability of each token, unchecked."""
         return [entry[0] if entry else None for entry in self.meta_info.output_token_logprobs or []]
+
+    def prompt_logprobs(self, count: int) -> list[float]:
+        """Return those of the prompt's last ``count`` tokens.
+
+        Raises ValueError for fewer, and for one that is no number (weights with NaN).
+        """
+        entries = self.meta_info.input_token_logprobs or []
+        values = [entry[0] for entry in entries[1:] if entry]
+        if len(values) != count:
+            raise ValueError(f"{count} log-probabilities expected, got {len(values)}")
+        if not all(isinstance(value, float | int) and math.isfinite(value) for value in values):
+            raise ValueError("a log-probability is no number: the weights may hold NaN")
+        return [float(value) for value in values]
 
 
 _answers = msgspec.json.Decoder(list[Answer])

@@ -135,11 +135,19 @@ class EngineAPI:
         *,
         timeout_s: float,
         logprobs: bool = False,
+        score_from: list[int] | None = None,
     ) -> list[Answer]:
-        """Answer a list of prompts, one answer for each."""
+        """Answer a list of prompts, one answer for each.
+
+        ``logprobs``: with those of the output tokens. ``score_from``: with those of each prompt's
+        tokens from that one (at least 1) on.
+        """
         body: dict[str, Any] = {"input_ids": input_ids, "sampling_params": sampling, "rid": rids}
-        if logprobs:
+        if logprobs or score_from is not None:
             body["return_logprob"] = True
+        if score_from is not None:
+            # the server's list begins one token early, with null: that one has no context
+            body["logprob_start_len"] = [start - 1 for start in score_from]
         scope = asyncio.timeout(None)
         self._generating[scope] = rids
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +26,9 @@ _CONTEXT_KEYS = (
     "model_max_length",
     "max_position_embeddings",
 )
+
+#: of the context; SGLang refuses a prompt that leaves fewer free.
+_RESERVED_TOKENS = 8
 
 
 class ModelLimits(msgspec.Struct, frozen=True):
@@ -131,6 +135,77 @@ class PromptEncoder:
                 ids = self._tokenizer.encode(rendered, add_special_tokens=False).ids
         self._check(ids, max_response_len)
         return ids
+
+    @property
+    def longest_scored(self) -> int:
+        """Most tokens of a text that is scored: the server keeps a few of the context free."""
+        context_len = self._limits.context_len
+        return sys.maxsize if context_len is None else max(context_len - _RESERVED_TOKENS, 2)
+
+    def encode_continued(
+        self,
+        prompt: Prompt,
+        continuation: str,
+        *,
+        apply_chat_template: Literal["auto"] | bool,
+        kwargs: dict[str, Any],
+    ) -> tuple[list[int], int]:
+        """Give the token ids of prompt and continuation, and the continuation's first token.
+
+        Text is encoded as a whole, and what the prompt alone gives is taken off, with white space
+        at the prompt's end counted to the continuation, as the lm-evaluation-harness does: a token
+        may span the two. Behind a chat template's special tokens none does. Raises PromptError.
+        """
+        if isinstance(prompt, str) and apply_chat_template is True:
+            prompt = [{"role": "user", "content": prompt}]
+        if isinstance(prompt, str):
+            stripped = prompt.rstrip()
+            before = self._encode_text(stripped) if stripped else []
+            ids = self._encode_text(prompt + continuation)
+            start = len(before)
+        else:
+            rendered = self.files.template.render(prompt, kwargs)
+            with _faults("cannot encode the prompt"):
+                before = self._tokenizer.encode(rendered, add_special_tokens=False).ids
+                after = self._tokenizer.encode(continuation, add_special_tokens=False).ids
+            ids, start = before + after, len(before)
+        if not 0 < start < len(ids):
+            raise PromptError(
+                f"no token is left to score behind the prompt ({len(ids)} tokens, {start} of them "
+                "the prompt's); give prompt and continuation some text each"
+            )
+        self._check_scored(ids)
+        return ids, start
+
+    def encode_document(self, text: str) -> list[int]:
+        """Give the token ids of a text, with a token in front from which its first is predicted.
+
+        That is the beginning-of-text token, or end-of-text where there is none. Raises PromptError.
+        """
+        ids = self._encode_text(text)
+        if self._bos_id is None or ids[:1] != [self._bos_id]:
+            tokens = self.files.template.special_tokens
+            first = self._bos_id
+            if first is None and (eos := tokens.get("eos_token")) is not None:
+                first = self._tokenizer.token_to_id(eos)
+            if first is None:
+                raise PromptError(
+                    "the tokenizer has neither a bos_token nor an eos_token, from which the first "
+                    "token could be predicted; name one in tokenizer_config.json"
+                )
+            ids = [first, *ids]
+        if len(ids) < 2:  # noqa: PLR2004 - context and one token to score
+            raise PromptError("the text has no tokens; give a longer one")
+        self.check_ids(ids)
+        return ids
+
+    def _check_scored(self, ids: list[int]) -> None:
+        self.check_ids(ids)
+        if len(ids) > self.longest_scored:
+            raise PromptError(
+                f"prompt and continuation have {len(ids)} tokens, and at most "
+                f"{self.longest_scored} fit into the model's context; shorten the prompt"
+            )
 
     def _encode_text(self, text: str) -> list[int]:
         with _faults("cannot encode the prompt"):

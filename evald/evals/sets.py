@@ -58,6 +58,8 @@ def load_set(eval_set: EvalSet) -> LoadedSet:
     Raises ConfigError with one sentence for each fault (the first 20 of a file). Blocking.
     """
     kind = kind_of(eval_set)
+    if kind.single:
+        eval_set = msgspec.structs.replace(eval_set, n_samples_per_eval_prompt=1)
     if problems := kind.check():
         raise ConfigError([f"eval set {eval_set.name!r}: {problem}" for problem in problems])
     path = Path(eval_set.path)

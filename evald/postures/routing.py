@@ -88,6 +88,13 @@ class _Progress(msgspec.Struct):
     def deaths(self) -> int:
         return sum(lane.is_dead(life) for lane, life in self.cut_off)
 
+    def failed(self, trouble: str) -> None:
+        """Take in an answer that is none; raises GenerationFailed for one too many."""
+        self.trouble = trouble
+        self.errors += 1
+        if self.errors >= MAX_ERRORS:
+            raise GenerationFailed("error", trouble)
+
     def missing(self) -> list[int]:
         return [number for number, answer in enumerate(self.answers) if answer is None]
 
@@ -193,6 +200,7 @@ class Router:
                 [request.sampling[number] for number in missing],
                 rids,
                 timeout_s=max(deadline - began, 1.0),
+                score_from=_starts(request, missing),
             )
             answered = True
         except EngineRejected as error:
@@ -207,10 +215,7 @@ class Router:
             progress.trouble = f"{lane.name}: {error}"
             return
         except EngineError as error:
-            progress.trouble = f"{lane.name}: {error}"
-            progress.errors += 1
-            if progress.errors >= MAX_ERRORS:
-                raise GenerationFailed("error", progress.trouble) from error
+            progress.failed(f"{lane.name}: {error}")
             return
         finally:
             if not answered:
@@ -222,8 +227,13 @@ class Router:
             void = self._void(campaign, lane, answer)
             if void:
                 progress.trouble = f"{lane.name}: {void}"
-            else:
-                progress.answers[number] = _generation(answer, lane, latency_s)
+                continue
+            try:
+                scored = _scored(request, number, answer)
+            except ValueError as error:
+                progress.failed(f"{lane.name}: {error}")
+                continue
+            progress.answers[number] = _generation(answer, lane, latency_s, scored)
 
     def _void(self, campaign: Campaign, lane: Lane, answer: Answer) -> str:
         """Say why an answer does not count; empty when it does."""
@@ -256,7 +266,21 @@ def _raise_when_over(campaign: Campaign) -> None:
         raise GenerationFailed("error", "the point has ended")
 
 
-def _generation(answer: Answer, lane: Lane, latency_s: float) -> Generation:
+def _starts(request: GenerateRequest, numbers: list[int]) -> list[int] | None:
+    starts = request.score_from
+    return None if starts is None else [starts[number] for number in numbers]
+
+
+def _scored(request: GenerateRequest, number: int, answer: Answer) -> list[float]:
+    """Log-probabilities of a prompt, if they were asked for; raises ValueError."""
+    if request.score_from is None:
+        return []
+    return answer.prompt_logprobs(len(request.prompts[number]) - request.score_from[number])
+
+
+def _generation(
+    answer: Answer, lane: Lane, latency_s: float, prompt_logprobs: list[float]
+) -> Generation:
     # a label of the pin, whichever of its spans it names
     version = answer.meta_info.weight_version or max(answer.versions)
     output_ids = answer.output_ids or []
@@ -267,4 +291,5 @@ def _generation(answer: Answer, lane: Lane, latency_s: float) -> Generation:
         weight_version=version,
         engine=lane.credit(version, len(output_ids)),
         latency_s=latency_s,
+        prompt_logprobs=prompt_logprobs,
     )

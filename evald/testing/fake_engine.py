@@ -244,9 +244,10 @@ class FakeEngine:
         if not len(prompts) == len(rids) == len(sampling) or not all(prompts):
             return _error("input_ids, sampling_params and rid must be of one length", BAD_REQUEST)
         fault = self._take(request.path, Fault.WRONG_LABEL, Fault.ABORT, Fault.NAN)
+        starts = body.get("logprob_start_len") or [None] * len(prompts)
         one = [
-            self._one(prompt, parameters, rid, logprobs=logprobs, fault=fault)
-            for prompt, parameters, rid in zip(prompts, sampling, rids, strict=True)
+            self._one(prompt, parameters, rid, logprobs=logprobs, start=start, fault=fault)
+            for prompt, parameters, rid, start in zip(prompts, sampling, rids, starts, strict=True)
         ]
         return web.json_response(await asyncio.gather(*one))
 
@@ -257,13 +258,14 @@ class FakeEngine:
         rid: str,
         *,
         logprobs: bool,
+        start: int | None,
         fault: Fault | None,
     ) -> dict[str, Any]:
         aborted = self._running[rid] = asyncio.Event()
         try:
             if prompt == self.poison:
                 self.die()
-            if self.delay_s and not logprobs:
+            if self.delay_s and (not logprobs or start is not None):
                 async with asyncio.timeout(self.delay_s):
                     await aborted.wait()
             await self.thawed.wait()
@@ -296,7 +298,18 @@ class FakeEngine:
         if logprobs:
             value = None if nan else -0.5
             meta_info["output_token_logprobs"] = [[value, token, None] for token in ids]
+        if start is not None:
+            scored = [None if nan else prompt_logprob(token) for token in prompt[start:]]
+            values = [None, *scored[1:]]
+            meta_info["input_token_logprobs"] = [
+                [value, token, None] for value, token in zip(values, prompt[start:], strict=True)
+            ]
         return {"text": text, "output_ids": ids, "meta_info": meta_info}
+
+
+def prompt_logprob(token: int) -> float:
+    """Log-probability that fake engines give a token of a prompt, whatever stands before it."""
+    return -(1 + token % 7) / 4
 
 
 def _error(message: str, status: int) -> web.Response:

@@ -11,10 +11,8 @@ from fleet_rig import directory_of, fleet, texts
 
 from evald.errors import GenerationFailed, Unhealthy
 from evald.postures.contract import GenerateRequest
-from evald.testing import (
-    FakeEngine,
-    Fault,
-)
+from evald.testing import FakeEngine, Fault
+from evald.testing.fake_engine import prompt_logprob
 
 UPDATE = "/update_weights_from_disk"
 NAN_BF16 = b"\xc0\x7f"
@@ -225,3 +223,29 @@ async def test_requests_give_up_when_the_snapshot_has_vanished_too(base: Path) -
         rig.fake().die()
         with pytest.raises(Unhealthy, match="vanished"):
             await rig.ask(pin)
+
+
+def scoring(prompts: list[list[int]], starts: list[int]) -> GenerateRequest:
+    sampling = [{"max_new_tokens": 0, "temperature": 0.0}] * len(prompts)
+    return GenerateRequest(
+        prompts=prompts, sampling=sampling, score_from=starts, rid="score", timeout_s=10.0
+    )
+
+
+async def test_prompts_are_scored(base: Path) -> None:
+    async with fleet(base) as rig:
+        pin = await rig.posture.pin(rig.target(1))
+        prompts = [[1, 2, 3, 4], [5, 6]]
+        first, second = await rig.posture.generate(pin, scoring(prompts, [2, 1]))
+        assert first.prompt_logprobs == [prompt_logprob(3), prompt_logprob(4)]
+        assert second.prompt_logprobs == [prompt_logprob(6)]
+        assert (first.text, first.output_ids) == ("", [])
+
+
+async def test_a_likelihood_that_is_no_number_is_no_answer(base: Path) -> None:
+    async with fleet(base) as rig:
+        pin = await rig.posture.pin(rig.target(1))
+        rig.fake().script("/generate", *[Fault.NAN] * 3)
+        with pytest.raises(GenerationFailed, match="the weights may hold NaN") as caught:
+            await rig.posture.generate(pin, scoring([[1, 2, 3]], [1]))
+        assert caught.value.kind == "error"

@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from evald.config import EvalSet
+from evald.evals.kinds.choice import LoglikelihoodChoice
 from evald.evals.kinds.contract import Kind
 from evald.evals.kinds.generate import Generate
+from evald.evals.kinds.perplexity import Perplexity
 
-_KINDS: dict[str, Callable[[EvalSet], Kind]] = {"generate": Generate}
+_KINDS: dict[str, Callable[[EvalSet], Kind]] = {
+    "generate": Generate,
+    "loglikelihood_choice": LoglikelihoodChoice,
+    "perplexity": Perplexity,
+}
 
 
 def kind_of(eval_set: EvalSet) -> Kind:

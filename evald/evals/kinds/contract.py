@@ -42,6 +42,9 @@ class Asker(Protocol):
 class Kind(Protocol):
     """A way of asking; one object for each eval set, without state of a point."""
 
+    #: asking again would give the same: each question has one sample, whatever the config says.
+    single: bool
+
     def check(self) -> list[str]:
         """One sentence for each fault of the settings that belong to this kind."""
         ...

@@ -16,6 +16,8 @@ from evald.evals.sampling import check_stop, sampling_for
 class Generate:
     """All samples of one question go out as one list request."""
 
+    single = False
+
     def __init__(self, eval_set: EvalSet) -> None:
         self._set = eval_set
 
