@@ -265,8 +265,15 @@ class BlackBox(Table, frozen=True, kw_only=True):
 class Defaults(Table, frozen=True, kw_only=True):
     """What each eval set inherits unless it says otherwise."""
 
-    #: how a response becomes a score.
+    #: how a response becomes a score; "boxed_" in front: only the last box counts.
     grader: str = "exact"
+    #: settings of that grader, see its file in ``evald/evals/graders``; a set that names another
+    #: grader than [defaults] does not inherit them.
+    grader_config: dict[str, Any] = {}
+    #: what stands behind the model's thinking is its answer; "auto": where it thinks at all.
+    thinking: Literal["auto"] | bool = "auto"
+    #: closing tag of the thinking; without its slash it is the opening tag.
+    thinking_end: Text = "</think>"
     #: keys of a data row; the prompt is text or a list of chat messages.
     input_key: str = "prompt"
     label_key: str = "label"
@@ -326,6 +333,16 @@ class EvalSet(Defaults, frozen=True, kw_only=True):
     path: Text
 
 
+class Aggregate(Table, frozen=True, kw_only=True):
+    """One number over several eval sets."""
+
+    name: Name
+    #: names of the eval sets.
+    sets: Annotated[list[Name], Meta(min_length=1)]
+    #: the mean of the sets, or of all their questions.
+    how: Literal["macro", "micro"] = "macro"
+
+
 class Config(Table, frozen=True, kw_only=True):
     """The whole tree."""
 
@@ -343,6 +360,7 @@ class Config(Table, frozen=True, kw_only=True):
     defaults: Defaults = msgspec.field(default_factory=Defaults)
     #: what is measured; empty for a black box, which knows by itself.
     eval: list[EvalSet] = []
+    aggregate: list[Aggregate] = []
 
     @property
     def results_file(self) -> Path:

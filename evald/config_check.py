@@ -12,6 +12,7 @@ from evald.results.records import is_own_metric
 def cross_check(config: Config) -> list[str]:
     """Check what no single field can know; one sentence for each fault."""
     from evald.evals.graders import check_grader  # noqa: PLC0415 (keeps config light)
+    from evald.status.listen import check_listen  # noqa: PLC0415 (keeps config light)
 
     problems: list[str] = []
     posture = type(config.posture).__name__.lower()
@@ -35,6 +36,7 @@ def cross_check(config: Config) -> list[str]:
             f"{posture}.model: {model} lies inside the owned staging root, where evald deletes; "
             "move the base model out"
         )
+    problems += check_listen(config.status)
     problems += _check_posture(config)
     names: dict[str, int] = {}
     for i, eval_set in enumerate(config.eval):
@@ -50,7 +52,34 @@ def cross_check(config: Config) -> list[str]:
                 f"{key}.name: eval/{eval_set.name} is a metric of evald's own; choose another name"
             )
         problems += [f"{key}.{sentence}" for sentence in _check_set(eval_set, config)]
-        problems += [f"{key}.{sentence}" for sentence in check_grader(eval_set)]
+        if eval_set.kind == "generate":
+            problems += [f"{key}.{sentence}" for sentence in check_grader(eval_set)]
+    return problems + _check_aggregates(config, set(names))
+
+
+def _check_aggregates(config: Config, sets: set[str]) -> list[str]:
+    problems: list[str] = []
+    taken = set(sets)
+    kinds = {eval_set.name: eval_set.kind for eval_set in config.eval}
+    for i, aggregate in enumerate(config.aggregate):
+        key = f"aggregate[{i}]"
+        if aggregate.name in taken or is_own_metric(aggregate.name):
+            problems.append(
+                f"{key}.name: eval/{aggregate.name} is already a metric; choose another name"
+            )
+        taken.add(aggregate.name)
+        unknown = [name for name in aggregate.sets if name not in sets]
+        if unknown:
+            has = ", ".join(sorted(sets)) or "none"
+            problems.append(f"{key}.sets: there is no eval set {unknown[0]!r}; there are {has}")
+        if len(set(aggregate.sets)) < len(aggregate.sets):
+            problems.append(f"{key}.sets: a set is named twice; name each once")
+        lower = [name for name in aggregate.sets if kinds.get(name) == "perplexity"]
+        if lower and len(lower) < len(aggregate.sets):
+            problems.append(
+                f"{key}.sets: {lower[0]!r} is a perplexity, of which less is better; put such "
+                "sets into an aggregate of their own"
+            )
     return problems
 
 

@@ -20,7 +20,7 @@ import msgspec
 
 from evald.config import Config, Defaults, Table
 from evald.config_check import cross_check
-from evald.config_resolve import resolve_engines, resolve_paths
+from evald.config_resolve import lay_over_preset, resolve_engines, resolve_paths
 from evald.errors import ConfigError
 from evald.text import hide_secrets
 
@@ -50,11 +50,12 @@ def build_config(raw: dict[str, Any], *, base: Path, environ: Mapping[str, str])
     """Turn a parsed TOML document into a resolved config; ``base`` anchors relative paths."""
     problems: list[str] = []
     raw = _expand(raw, environ, "", problems)
+    raw = lay_over_preset(raw, problems)
     sets = _inherit_defaults(raw, problems)
     postures = [name for name in POSTURES if name in raw]
     if len(postures) != 1:
         problems.append(_posture_problem(postures))
-    config = _build(Config, {**raw, "eval": sets}, "", problems)
+    config = build_table(Config, {**raw, "eval": sets}, "", problems)
     if problems or config is None:
         raise ConfigError(problems)
     config = resolve_paths(config, base)
@@ -116,7 +117,15 @@ def _inherit_defaults(raw: dict[str, Any], problems: list[str]) -> list[Any]:
     types = {field.name: field.type for field in msgspec.structs.fields(Defaults)}
     # a bad default is one fault of [defaults], not one of every set
     known = {k: v for k, v in defaults.items() if k in types and _fits(types[k], v)}
-    return [{**known, **s} if isinstance(s, dict) else s for s in sets]
+    return [_over(known, s) if isinstance(s, dict) else s for s in sets]
+
+
+def _over(defaults: dict[str, Any], table: dict[str, Any]) -> dict[str, Any]:
+    """Lay a set's table over the defaults; settings of another grader are not for its own."""
+    grader = defaults.get("grader", Defaults().grader)
+    if table.get("grader", grader) != grader:
+        defaults = {k: v for k, v in defaults.items() if k != "grader_config"}
+    return {**defaults, **table}
 
 
 def _fits(kind: Any, raw: Any) -> bool:
@@ -125,8 +134,11 @@ def _fits(kind: Any, raw: Any) -> bool:
     return not problems
 
 
-def _build(kind: type[Table], raw: Any, key: str, problems: list[str]) -> Any:
-    """Convert one table field by field, so that every fault is found and named."""
+def build_table(kind: type[Table], raw: Any, key: str, problems: list[str]) -> Any:
+    """Convert one table field by field, so that every fault is found and named.
+
+    Faults are added to ``problems``; ``key`` is the table's own. None when there is one.
+    """
     if not isinstance(raw, dict):
         problems.append(f"{key}: expected a table, got {_show(raw)}")
         return None
@@ -148,10 +160,11 @@ def _build(kind: type[Table], raw: Any, key: str, problems: list[str]) -> Any:
 def _field(kind: Any, raw: Any, key: str, problems: list[str]) -> Any:
     tables = [t for t in (kind, *typing.get_args(kind)) if _is_table(t)]
     if tables and typing.get_origin(kind) is not list:
-        return _build(tables[0], raw, key, problems)
+        return build_table(tables[0], raw, key, problems)
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is list and _is_table(arguments[0]) and isinstance(raw, list):
-        return [_build(arguments[0], item, f"{key}[{i}]", problems) for i, item in enumerate(raw)]
+        items = enumerate(raw)
+        return [build_table(arguments[0], item, f"{key}[{i}]", problems) for i, item in items]
     try:
         return msgspec.convert(raw, kind)
     except msgspec.ValidationError as error:

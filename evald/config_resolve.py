@@ -1,16 +1,43 @@
-"""What the loader completes: absolute paths, and engines, GPUs and GPUs for each engine."""
+"""What the loader completes: presets, absolute paths, and engines, GPUs, GPUs for each engine."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
-from evald.config import Attached, BlackBox, Config, Fleet, Group, Shared
+from evald.config import Attached, BlackBox, Config, EvalSet, Fleet, Group, Shared
+from evald.presets import PRESETS
+
+#: graders that run the user's own code on this machine.
+PROGRAMS = frozenset({"python", "command"})
 
 Shape = TypeVar("Shape", Fleet, Group)
+
+
+def lay_over_preset(raw: dict[str, Any], problems: list[str]) -> dict[str, Any]:
+    """Lay ``[staging]`` of a parsed config over its preset; what contradicts it is a problem."""
+    staging = raw.get("staging")
+    name = staging.get("preset") if isinstance(staging, dict) else None
+    preset = PRESETS.get(name) if isinstance(name, str) else None
+    if not isinstance(staging, dict) or preset is None:
+        return raw  # none; or no preset's name, which is reported where [staging] is built
+    marker = staging.get("marker", preset.marker)
+    if not preset.has_marker and marker != preset.marker:
+        finished = preset.finished.format(marker=preset.marker)
+        problems.append(
+            f"staging.marker: {marker!r}, but with preset {name!r} a snapshot is finished "
+            f"{finished}; remove marker, or remove preset and set pattern and owned"
+        )
+    if preset.rotated and staging.get("owned") is True:
+        problems.append(
+            f"staging.owned: true, but with preset {name!r} the snapshots are what the trainer "
+            "resumes from and deletes by itself; remove owned, or remove preset and export into a "
+            "root for snapshots alone"
+        )
+    return {**raw, "staging": {**preset.settings, **staging}}
 
 
 def resolve_paths(config: Config, base: Path) -> Config:
@@ -26,9 +53,21 @@ def resolve_paths(config: Config, base: Path) -> Config:
     replace = msgspec.structs.replace
     staging = replace(config.staging, root=absolute(config.staging.root))
     results = replace(config.results, dir=absolute(config.results.dir))
-    socket = config.status.socket
-    status = replace(config.status, socket=absolute(socket) if socket else None)
-    sets = [replace(s, path=absolute(s.path)) for s in config.eval]
+    socket, token = config.status.socket, config.status.token_file
+    status = replace(
+        config.status,
+        socket=absolute(socket) if socket else None,
+        token_file=absolute(token) if token else token,
+    )
+
+    def grader_config(one: EvalSet) -> dict[str, Any]:
+        # a grader of the user's own runs, and is found, beside the config file
+        cwd = one.grader_config.get("cwd", ".")
+        if one.grader.removeprefix("boxed_") not in PROGRAMS or not isinstance(cwd, str):
+            return one.grader_config
+        return {**one.grader_config, "cwd": absolute(cwd)}
+
+    sets = [replace(s, path=absolute(s.path), grader_config=grader_config(s)) for s in config.eval]
     config = replace(config, staging=staging, results=results, status=status, eval=sets)
     posture = config.posture
     if isinstance(posture, BlackBox):

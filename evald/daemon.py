@@ -33,6 +33,7 @@ from evald.run_ends import RunEnds
 from evald.staging.intake import Intake
 from evald.staging.retention import Retention
 from evald.status.board import Board
+from evald.status.listen import tcp_listener
 from evald.status.notify import notify
 from evald.status.server import StatusServer, socket_path
 from evald.status.view import StatusView
@@ -76,16 +77,18 @@ class Daemon:
         async with AsyncExitStack() as stack:
             ledger = Ledger.open(config.results)
             stack.callback(ledger.close)
-            posture = build_posture(config, self._checked)
+            posture = build_posture(config, self._checked, ledger.index)
             stack.push_async_callback(posture.close)
             retention = Retention(config.staging, on_alert=self._alert)
             measure = Measure(config.dispatch, posture=posture, marker=config.staging.marker)
             stack.callback(measure.close)
             self._build(ledger, posture, retention, measure)
-            server = StatusServer(
+            self._server = StatusServer(
                 socket_path(config),
                 view=self.view,
                 results_file=config.results_file,
+                newest_seq=lambda: ledger.last_seq,
+                tcp=tcp_listener(config.status, self._checked.environ),
                 operate=Operations(
                     run=config.run,
                     dispatcher=self._dispatcher,
@@ -95,8 +98,8 @@ class Daemon:
                     stop=self._stop.set,
                 ),
             )
-            await server.start()
-            stack.push_async_callback(server.close)
+            await self._server.start()
+            stack.push_async_callback(self._server.close)
             board = Board(config, view=self.next_view)
             stack.enter_context(self._signals())
             await self._serve(posture, board)
@@ -244,6 +247,7 @@ class Daemon:
             engines=self._posture.engines(),
             staging=self._intake.view(),
             last_seq=self._ledger.last_seq,
+            listen=self._server.listen,
         )
 
 

@@ -15,7 +15,7 @@ import msgspec
 from evald import __version__
 from evald.config import Dispatch
 from evald.errors import EvalSkip, SnapshotGone, Superseded, Unhealthy
-from evald.point import EvalPoint, Outcome, SkipReason, Timings
+from evald.point import EvalPoint, Outcome, SkipReason, Snapshot, Timings
 from evald.postures.contract import PointResult, Posture, SetResult
 from evald.results.records import PointRecord, SetRecord
 from evald.staging.digest import content_digest, fingerprint
@@ -25,6 +25,9 @@ from evald.text import one_line
 _MAX_TIMEOUT_SHARE = 0.5
 #: within that the engines' own task has ended the daemon.
 _STOP_COMES_S = 10.0
+#: a checkpoint that its trainer deletes is gone within that, file by file.
+_VANISH_S = 5.0
+_VANISH_POLL_S = 0.1
 #: state of a point -> the field of its timings.
 _STAGES = {
     "preparing": "prepare_s",
@@ -107,7 +110,7 @@ class Measure:
                         stop=self._stop,
                     )
         except FileNotFoundError as error:
-            raise _gone(life.point.snapshot.directory) from error
+            raise _gone(life.point.snapshot) from error
         except TimeoutError as error:
             raise EvalSkip(
                 f"cannot read {life.point.snapshot.directory} within {limit_s:g} s: the file "
@@ -217,14 +220,21 @@ class _Life:
             await asyncio.to_thread(self._check_directory)
 
     def _check_directory(self) -> None:
-        directory = self.point.snapshot.directory
-        if self._stage == "pin_s" and not os.path.isdir(directory):  # noqa: PTH112 (no wrapping)
-            return  # deleted after the load, not rewritten: what is loaded is what was hashed
+        snapshot = self.point.snapshot
+        directory = snapshot.directory
         try:
             seen, _ = fingerprint(directory, self._marker)
         except FileNotFoundError as error:
-            raise _gone(directory) from error
-        if seen != self.point.snapshot.fingerprint:
+            # deleted after the load, not rewritten: what is loaded is what was hashed
+            deleted = not _is_dir(directory) if snapshot.owned else _vanishes(directory)
+            if self._stage == "pin_s" and deleted:
+                return
+            raise _gone(snapshot) from error
+        if seen != snapshot.fingerprint and not snapshot.owned and _vanishes(directory):
+            if self._stage == "pin_s":
+                return
+            raise _gone(snapshot)
+        if seen != snapshot.fingerprint:
             raise Superseded(
                 f"{directory} was rewritten after it had been accepted, so its weights are no "
                 f"longer those of {self.point.key}; the new bytes are a point of their own"
@@ -267,8 +277,26 @@ def skipped_record(
     )
 
 
-def _gone(directory: Path) -> SnapshotGone:
-    return SnapshotGone(
-        f"cannot read snapshot {directory}: it vanished before it was pinned; "
+def _gone(snapshot: Snapshot) -> SnapshotGone:
+    remedy = (
         "only evald may delete in an owned root"
+        if snapshot.owned
+        else "let the trainer keep more checkpoints, or save fewer"
     )
+    return SnapshotGone(
+        f"cannot read snapshot {snapshot.directory}: it vanished before it was pinned; {remedy}"
+    )
+
+
+def _vanishes(directory: Path) -> bool:
+    """Tell whether a changed directory is one that its trainer is deleting, file by file."""
+    deadline = time.monotonic() + _VANISH_S
+    while _is_dir(directory):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_VANISH_POLL_S)
+    return True
+
+
+def _is_dir(directory: Path) -> bool:
+    return os.path.isdir(directory)  # noqa: PTH112 (Path.is_dir raises for a closed one)

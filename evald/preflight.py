@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
-from evald.config import Attached, Config, Shared
+from evald.config import Attached, Config, Shared, Staging
 from evald.engines.prepare import FleetPlan, prepare_fleet
 from evald.errors import ConfigError, InvalidSnapshot, LedgerError
+from evald.evals.grader_check import unready_graders
 from evald.evals.sets import LoadedSet, load_set
+from evald.presets import PRESETS
 from evald.results.modes import Modes
 from evald.staging.intake import deletable
 from evald.staging.validate import BaseModel
+from evald.status.listen import tcp_listener
 from evald.status.sockets import socket_path
 
 #: files that trainers keep beside the weights of a checkpoint that they resume from.
@@ -40,6 +44,8 @@ class Preflight(msgspec.Struct, frozen=True, kw_only=True):
     base: BaseModel | None
     #: the engines to start, with all that they are launched with; None: another posture.
     fleet: FleetPlan | None = None
+    #: the environment as it was at the start: keys, and what black boxes inherit, come from it.
+    environ: dict[str, str]
     notes: list[str]
 
     @property
@@ -48,12 +54,14 @@ class Preflight(msgspec.Struct, frozen=True, kw_only=True):
         return None if self.fleet is None else self.fleet.context_len
 
 
-def preflight(config: Config) -> Preflight:
+def preflight(config: Config, *, environ: Mapping[str, str] = os.environ) -> Preflight:
     """Load data sets and the base model's shapes, plan the engines, look at disks and rights.
 
-    Blocks; not for a thread that runs an event loop. Raises ConfigError with one sentence for each
-    fault that would stop the daemon's work.
+    Blocks; not for a thread that runs an event loop. ``environ`` is read here, once, for all that
+    is started later. Raises ConfigError with one sentence for each fault that would stop the
+    daemon's work.
     """
+    environ = dict(environ)
     problems: list[str] = []
     sets = []
     for eval_set in config.eval:
@@ -61,23 +69,26 @@ def preflight(config: Config) -> Preflight:
             sets.append(load_set(eval_set))
         except ConfigError as error:
             problems += error.problems
+    problems += unready_graders(config.eval, environ)
     base = _base_model(config, problems)
     problems += _python(config)
     problems += _writable("staging.root", Path(config.staging.root), owned=config.staging.owned)
     problems += _writable("results.dir", Path(config.results.dir), owned=True)
     problems += _group(config)
     problems += _socket(config)
+    problems += _token(config, environ)
     problems += _reused_root(config)
     fleet = None
     if config.fleet is not None:
         try:
-            fleet = prepare_fleet(config.fleet, engines_dir=Path(config.results.dir) / "engines")
+            engines_dir = Path(config.results.dir) / "engines"
+            fleet = prepare_fleet(config.fleet, environ=environ, engines_dir=engines_dir)
         except ConfigError as error:
             problems += error.problems
     if problems:
         raise ConfigError(problems)
     notes = _notes(config, base) + (fleet.notes if fleet is not None else [])
-    return Preflight(sets=sets, base=base, fleet=fleet, notes=notes)
+    return Preflight(sets=sets, base=base, fleet=fleet, environ=environ, notes=notes)
 
 
 def _base_model(config: Config, problems: list[str]) -> BaseModel | None:
@@ -160,6 +171,14 @@ def _socket(config: Config) -> list[str]:
     return [] if path is None else _writable("status.socket", Path(path).parent, owned=True)
 
 
+def _token(config: Config, environ: Mapping[str, str]) -> list[str]:
+    try:
+        tcp_listener(config.status, environ)
+    except ConfigError as error:
+        return error.problems
+    return []
+
+
 def _reused_root(config: Config) -> list[str]:
     """Refuse to own a directory from which the trainer itself resumes: evald would delete it."""
     root = Path(config.staging.root)
@@ -172,8 +191,8 @@ def _reused_root(config: Config) -> list[str]:
             if found is not None:
                 sentence = (
                     f"staging.root: {found} looks like training state that the trainer resumes "
-                    "from, and evald deletes in an owned root; set staging.owned = false, or "
-                    "choose a directory for snapshots alone"
+                    "from, and evald deletes in an owned root; set staging.owned = false (as "
+                    "staging.preset does), or choose a directory for snapshots alone"
                 )
                 return [sentence]
     return []
@@ -181,7 +200,9 @@ def _reused_root(config: Config) -> list[str]:
 
 def _notes(config: Config, base: BaseModel | None) -> list[str]:
     staging = config.staging
-    notes = [] if base is None else _size_notes(config, base.size_bytes)
+    notes = _preset_notes(staging)
+    if base is not None and staging.owned:
+        notes += _size_notes(config, base.size_bytes)
     root = Path(staging.root)
     if staging.owned and _nearest(root) == root:
         sentence = deletable(root)
@@ -195,6 +216,29 @@ def _notes(config: Config, base: BaseModel | None) -> list[str]:
         )
     if config.fleet is not None and config.engine_count == 0:
         notes.append("WARNING: no engines: every point will end skipped (unhealthy)")
+    return notes
+
+
+def _preset_notes(staging: Staging) -> list[str]:
+    """Say what a preset stands for, and who deletes where evald does not."""
+    notes = []
+    preset = PRESETS.get(staging.preset or "")
+    if preset is not None:
+        finished = preset.finished.format(marker=staging.marker)
+        notes.append(
+            f"staging.preset {staging.preset!r}: a snapshot is {staging.pattern} in the staging "
+            f"root or in a run's folder there, and finished {finished}"
+        )
+    if preset is not None and preset.rotated:
+        notes.append(
+            "evald deletes nothing in the staging root: the trainer does, and a snapshot that is "
+            "gone before its turn ends skipped (ckpt_missing); let it keep more if that happens"
+        )
+    elif not staging.owned:
+        notes.append(
+            "evald deletes nothing in the staging root (staging.owned = false): somebody else "
+            "must, or it fills up"
+        )
     return notes
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import structlog
+from export_rig import TwoRanks, run_two_ranks
 
 from evald.engines import readiness, supervision
 from evald.engines.state import RestartPolicy
@@ -47,3 +48,9 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         [sys.executable, "-m", "evald.demo.model", str(directory)], check=True, timeout=100
     )
     return directory
+
+
+@pytest.fixture(scope="session")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> TwoRanks:
+    """A training job of two processes that has exported its weights in every way."""
+    return run_two_ranks(tmp_path_factory.mktemp("two-ranks"))

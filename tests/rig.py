@@ -32,6 +32,7 @@ scan_interval_s = 0.5
 dir = "{work}/results"
 [status]
 socket = "{work}/evald.sock"
+{status}
 {posture}
 {sets}
 """
@@ -113,6 +114,7 @@ class Rig:
                 sets=_SETS.format(work=work) if sets else "",
                 staging=tables.get("staging", ""),
                 dispatch=tables.get("dispatch", ""),
+                status=tables.get("status", ""),
             )
         )
         self.results = work / "results" / "results.jsonl"
@@ -143,6 +145,8 @@ class Rig:
     def status(self) -> dict[str, Any]:
         """Read status.json of the running daemon; empty while there is none."""
         path = self.root / ".evald" / "status.json"
+        if not path.exists():  # a root that evald does not own
+            path = self.results.with_name("status.json")
         daemon = self.daemon
         if daemon is None or not path.exists():
             return {}

@@ -19,6 +19,7 @@ from evald.blackbox.evaluator import EvalSkip, Point, Results, SetResults
 from evald.config import Fleet
 from evald.engines.answers import COMPLETE
 from evald.engines.api import EngineAPI, EngineError
+from evald.engines.environment import engine_env
 from evald.engines.gpus import known_gpus, visible_gpus
 from evald.engines.launcher import Launched
 from evald.engines.pin import Checksums, Loading, PinFailed, Proof, new_weight_version
@@ -84,6 +85,8 @@ class SGLangReference:
             timeout_s=self.settings.load_timeout_s,
             checksums=Checksums(),
         )
+        # a process of its own begins here
+        self._environ = dict(os.environ)
         self._api: EngineAPI | None = None
         self._launched: Launched | None = None
         self._launches = 0
@@ -180,7 +183,7 @@ class SGLangReference:
         """Attach, or launch and wait for the first token."""
         settings = self.settings
         if settings.url is not None:
-            key = os.environ[settings.api_key_env] if settings.api_key_env else None
+            key = self._environ[settings.api_key_env] if settings.api_key_env else None
             self._api = EngineAPI(settings.url, key, limit=settings.concurrency)
             return self._api
         self._launches += 1
@@ -218,13 +221,14 @@ class SGLangReference:
             # evald finds its own by it, whatever happens
             pass_env=["EVALD_BLACKBOX"],
         )
-        # beside the logs of this process
         usable = None
         if settings.device == "cuda":
-            visible = settings.gpus or os.environ.get("CUDA_VISIBLE_DEVICES")
+            visible = settings.gpus or self._environ.get("CUDA_VISIBLE_DEVICES")
             usable = visible_gpus(visible, known_gpus())
         plan = msgspec.structs.replace(engine_plan(fleet, gpus=usable)[0], name=NAME)
-        return SGLangLauncher(plan, fleet, Path(os.environ.get("EVALD_BLACKBOX", ".")))
+        # beside the logs of this process
+        logs = Path(self._environ.get("EVALD_BLACKBOX", "."))
+        return SGLangLauncher(plan, fleet, logs, env=engine_env(fleet, self._environ))
 
     async def _ask(
         self, api: EngineAPI, slots: asyncio.Semaphore, index: int, ids: list[int], proof: Proof

@@ -6,6 +6,8 @@ import argparse
 import asyncio
 import sys
 
+from evald.commands import target
+
 EXIT_NOT_RUNNING = 3
 
 _HELP = {
@@ -36,16 +38,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
             one.add_argument(
                 "engine", metavar="ENGINE", help="its name, as `evald status` shows it"
             )
-        one.add_argument(
-            "--target",
-            metavar="TARGET",
-            help="config (.toml), results directory or socket; default: this user's only daemon",
-        )
+        one.add_argument("--target", metavar="TARGET", help=target.HELP)
+        target.add_token_argument(one)
 
 
 def run(args: argparse.Namespace) -> int:
     """Send the command; 0: done, 1: refused, 3: no daemon is running."""
-    from evald.status.client import NotRunning, find_socket, operate
+    from evald.status.client import NotRunning, operate
 
     fields = {"verb": "verb", "step": "step", "run_id": "run", "engine": "engine", "why": "why"}
     given = {name: getattr(args, field, None) for field, name in fields.items()}
@@ -58,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
         if value is not None
     }
     try:
-        print(asyncio.run(operate(find_socket(args.target), command)))
+        print(asyncio.run(operate(target.find(args), command)))
     except NotRunning as error:
         print(f"evald: {error}", file=sys.stderr)
         return EXIT_NOT_RUNNING

@@ -62,6 +62,7 @@ async def _evaluate(config: Config, directory: Path, step: int) -> PointRecord:
     from evald.point import EvalPoint, PointKey, Snapshot
     from evald.postures.build import build_posture
     from evald.preflight import preflight
+    from evald.results.index import PointIndex
     from evald.staging.digest import fingerprint
     from evald.staging.intake import check_snapshot
 
@@ -86,7 +87,7 @@ async def _evaluate(config: Config, directory: Path, step: int) -> PointRecord:
     fault = await asyncio.to_thread(check_snapshot, config.staging, directory, checked.base)
     if fault is not None:
         return skipped_record(point, "invalid_snapshot", fault)
-    posture = build_posture(config, checked)
+    posture = build_posture(config, checked, PointIndex())
     engines = asyncio.create_task(posture.run(), name="engines")
     turn = asyncio.Event()
     turn.set()

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from evald.commands import target
+
 if TYPE_CHECKING:
     from evald.status.view import EngineView, PointView, SetView, StatusView
 
@@ -19,21 +21,17 @@ EXIT_NOT_RUNNING = 3
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument(
-        "target",
-        nargs="?",
-        metavar="TARGET",
-        help="config (.toml), results directory or socket; default: this user's only daemon",
-    )
+    parser.add_argument("target", nargs="?", metavar="TARGET", help=target.HELP)
+    target.add_token_argument(parser)
     parser.add_argument("--json", action="store_true", help="the whole status as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the status; 3 if no daemon is running."""
-    from evald.status.client import NotRunning, fetch_status, find_socket
+    from evald.status.client import NotRunning, fetch_status
 
     try:
-        view = asyncio.run(fetch_status(find_socket(args.target)))
+        view = asyncio.run(fetch_status(target.find(args)))
     except NotRunning as error:
         print(f"evald: {error}", file=sys.stderr)
         return EXIT_NOT_RUNNING
@@ -51,6 +49,8 @@ def render(view: StatusView) -> list[str]:
         + _duration(view.uptime_s),
         f"results  {view.results} (seq {view.last_seq})",
     ]
+    if view.listen is not None:
+        lines += [f"listens  {view.listen} (with its token)"]
     if (staging := view.staging) is not None:
         used, free = _size(staging.used_bytes), _size(staging.free_bytes)
         known = f"{staging.snapshots} snapshots, {used} used, {free} free"

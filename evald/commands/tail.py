@@ -9,7 +9,10 @@ import sys
 
 import msgspec
 
+from evald.commands import target
+
 POLL_S = 0.2
+EXIT_NOT_RUNNING = 3
 EXIT_INTERRUPTED = 130
 
 
@@ -23,39 +26,73 @@ _decoder = msgspec.json.Decoder(_Seq)
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument(
-        "results", metavar="RESULTS", help="results directory, results.jsonl or config (.toml)"
+        "results",
+        metavar="RESULTS",
+        help="results directory, results.jsonl, config (.toml), or http://host:port of a daemon",
     )
     parser.add_argument(
         "--after", type=int, default=0, metavar="SEQ", help="only records with a higher seq"
     )
     parser.add_argument("--once", action="store_true", help="print what is there, then stop")
+    target.add_token_argument(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print records until interrupted (130) or until the reader of the output goes away (0)."""
-    from evald.results.follow import Follower
-    from evald.results.locate import results_file
+    """Print records until interrupted (130) or until the reader of the output goes away (0).
+
+    With --once, 3 if the daemon behind a URL does not answer.
+    """
+    from evald.status.client import is_url
 
     try:
-        path = results_file(args.results)
-        if not path.exists():
-            print(f"evald: {path} does not exist yet", file=sys.stderr)
-        with Follower(path) as follower:
-            _print(follower.read(), args.after)
-            if args.once:
-                return 0
-            # asked for nothing, poll still tells that a pipe's reader has gone
-            output = select.poll()
-            output.register(sys.stdout.fileno(), 0)
-            while not output.poll(POLL_S * 1000):
-                _print(follower.read(), args.after)
-            return 0
+        return _tail_remote(args) if is_url(args.results) else _tail(args)
     except BrokenPipeError:
         # what is still buffered has no reader: keep the interpreter's exit from tripping over it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+
+
+def _tail(args: argparse.Namespace) -> int:
+    from evald.results.follow import Follower
+    from evald.results.locate import results_file
+
+    path = results_file(args.results)
+    if not path.exists():
+        print(f"evald: {path} does not exist yet", file=sys.stderr)
+    with Follower(path) as follower:
+        _print(follower.read(), args.after)
+        while not args.once and not _reader_has_gone():
+            _print(follower.read(), args.after)
+    return 0
+
+
+def _tail_remote(args: argparse.Namespace) -> int:
+    """Follow over HTTP; a daemon that does not answer is waited for, and named once."""
+    from evald.status.client import find_remote
+    from evald.status.remote_ledger import RemoteLedger
+
+    remote = find_remote(args.results, token_file=args.token_file)
+    ledger = RemoteLedger(remote, after=args.after)
+    _print(ledger.read(wait_s=0), args.after)
+    said = ""
+    while True:
+        if ledger.fault and not said:
+            print(f"evald: {ledger.fault}", file=sys.stderr)
+        said = ledger.fault
+        if args.once:
+            return EXIT_NOT_RUNNING if said else 0
+        if _reader_has_gone():
+            return 0
+        _print(ledger.read(), args.after)
+
+
+def _reader_has_gone() -> bool:
+    """Wait a moment; tell whether a pipe's reader has gone: asked for nothing, poll tells that."""
+    output = select.poll()
+    output.register(sys.stdout.fileno(), 0)
+    return bool(output.poll(POLL_S * 1000))
 
 
 def _print(lines: list[bytes], after: int) -> None:

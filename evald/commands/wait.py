@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from evald.commands import target
+
 if TYPE_CHECKING:
     from evald.results.follow import Follower
     from evald.results.records import PointRecord
+    from evald.status.remote_ledger import RemoteLedger
 
 POLL_S = 0.1
 EXIT_UNEXPECTED = 1
@@ -27,8 +30,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "target",
         nargs="?",
         metavar="TARGET",
-        help="results directory, results.jsonl or config (.toml); default: the running daemon's",
+        help="results directory, results.jsonl, config (.toml), or http://host:port of a daemon; "
+        "default: the running daemon's",
     )
+    target.add_token_argument(parser)
     parser.add_argument(
         "--points", type=_count, required=True, metavar="N", help="terminal records, exactly"
     )
@@ -48,7 +53,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Wait; 0: exactly N points, 1: more, or not ok, 3: fewer when the time is over."""
     deadline_s = time.monotonic() + args.timeout
+    from evald.status.client import find_remote, is_url
+    from evald.status.remote_ledger import RemoteLedger
+
     try:
+        if args.target is not None and is_url(args.target):
+            remote = find_remote(args.target, token_file=args.token_file)
+            return _wait(RemoteLedger(remote), args, deadline_s)
         path = _results(args.target, deadline_s)
         if path is None:
             return _say(EXIT_TIMEOUT, f"no daemon is running after {args.timeout:g} s")
@@ -60,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
         return EXIT_INTERRUPTED
 
 
-def _wait(follower: Follower, args: argparse.Namespace, deadline_s: float) -> int:
+def _wait(follower: Follower | RemoteLedger, args: argparse.Namespace, deadline_s: float) -> int:
     ended: list[PointRecord] = []
     generation = follower.restarts
     settled_s: float | None = None
@@ -85,10 +96,11 @@ def _wait(follower: Follower, args: argparse.Namespace, deadline_s: float) -> in
                 what = "point has" if args.points == 1 else "points have"
                 return _say(0, f"{args.points} {what} ended: {_outcomes(ended)}")
         elif now_s >= deadline_s:
+            fault = getattr(follower, "fault", "")  # of a daemon that is asked over HTTP
             return _say(
                 EXIT_TIMEOUT,
                 f"{len(ended)} of {args.points} points have ended after {args.timeout:g} s "
-                f"in {follower.path}",
+                f"in {follower.path}" + (f": {fault}" if fault else ""),
             )
         time.sleep(POLL_S)
 

@@ -1,4 +1,4 @@
-"""The command line and environment of one engine."""
+"""The command line of one engine."""
 
 from __future__ import annotations
 
@@ -14,49 +14,12 @@ import msgspec
 
 from evald.config import Fleet
 from evald.engines.argument import ServerArguments
-from evald.engines.plan import CPU_FLAGS, DEFAULT_FLAGS, EnginePlan
+from evald.engines.plan import EnginePlan
 from evald.engines.settings import command_line
 from evald.engines.sglang_table import check_sglang_table
 from evald.errors import ConfigError
 
 CPU_LAUNCHER = Path(__file__).parent / "cpu_mode" / "launch.py"
-
-__all__ = [
-    "CPU_FLAGS",
-    "DEFAULT_FLAGS",
-    "LaunchCommand",
-    "check_sglang_table",
-    "engine_env",
-    "launch_command",
-]
-
-#: variables that engines inherit; beside them, [fleet] pass_env.
-INHERITED = frozenset({
-    "PATH", "HOME", "USER", "LOGNAME", "LANG", "LANGUAGE", "TZ", "TMPDIR",
-    "LD_LIBRARY_PATH", "LD_PRELOAD", "LIBRARY_PATH", "CC", "CXX", "VIRTUAL_ENV", "CONDA_PREFIX",
-    "XDG_CACHE_HOME", "HF_HOME", "HF_HUB_CACHE", "HF_MODULES_CACHE", "HF_HUB_OFFLINE",
-    "TRANSFORMERS_CACHE", "TRANSFORMERS_OFFLINE",
-})  # fmt: skip
-INHERITED_PREFIXES = (
-    "LC_", "CUDA_", "NVIDIA_", "NCCL_", "NVSHMEM_", "UCX_", "GLOO_", "SGLANG_", "SGL_", "TRITON_",
-    "TORCH_", "TORCHINDUCTOR_", "PYTORCH_", "FLASHINFER_", "OMP_", "MKL_", "KMP_",
-)  # fmt: skip
-#: parts of a name that mark a secret: such a variable is passed only when pass_env names it.
-SECRET_PARTS = frozenset({"KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIALS"})
-
-#: the launcher dies at once when one of its processes has failed, not up to a minute later.
-ENGINE_ENV = {
-    "PYTHONUNBUFFERED": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-    "SGLANG_PYSPY_DUMP_BEFORE_CRASH": "0",
-    "SGLANG_CUDA_COREDUMP_BEFORE_CRASH": "0",
-}
-CPU_ENV = {
-    "SGLANG_USE_CPU_ENGINE": "1",
-    "HF_HUB_OFFLINE": "1",
-    "TRANSFORMERS_OFFLINE": "1",
-    "OMP_NUM_THREADS": "1",
-}
 
 
 class LaunchCommand(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,16 +48,16 @@ def launch_command(
     port: int,
     nonce: str,
     config_file: Path,
+    env: Mapping[str, str],
     arguments: ServerArguments | None = None,
     cuda_visible: str | None = None,
-    environ: Mapping[str, str] = os.environ,
 ) -> LaunchCommand:
     """Return how to start the engine of ``plan`` on ``port`` of the loopback interface.
 
     ``nonce`` becomes its first weight version, ``config_file`` (``*.yaml``) holds its API key.
-    ``arguments``: what the installed SGLang said of its own; ``cuda_visible``: see ``claim_gpus``,
-    None: the plan's GPUs as they are; ``environ``: the daemon's environment, of which the engine
-    inherits a named part. Raises ConfigError for a [fleet.sglang] that cannot be used.
+    ``env``: see ``engine_env``; ``arguments``: what the installed SGLang said of its own;
+    ``cuda_visible``: see ``claim_gpus``, None: the plan's GPUs as they are. Raises ConfigError for
+    a [fleet.sglang] that cannot be used.
     """
     problems = check_sglang_table(fleet.sglang)
     if problems:
@@ -116,30 +79,15 @@ def launch_command(
     argv += ["--model-path", fleet.model, "--device", fleet.device]
     argv += ["--host", "127.0.0.1", "--port", str(port), "--weight-version", nonce]
     argv += ["--config", str(config_file)]
-    env = engine_env(fleet, environ)
+    gpus = {}
     if fleet.device == "cuda":
-        env["CUDA_VISIBLE_DEVICES"] = cuda_visible or ",".join(plan.gpus)
+        gpus["CUDA_VISIBLE_DEVICES"] = cuda_visible or ",".join(plan.gpus)
         # numbers as nvidia-smi counts them
-        env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+        gpus["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     return LaunchCommand(
         argv=argv,
-        env=env,
+        env={**env, **gpus},
         api_key=api_key,
         config_file=config_file,
         config={"api-key": api_key, **config},
     )
-
-
-def engine_env(fleet: Fleet, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the part of ``environ`` that engines may see, and what SGLang needs beside it."""
-    env = dict(ENGINE_ENV)
-    if fleet.device == "cpu":
-        env |= CPU_ENV
-    for name, value in environ.items():
-        known = name in INHERITED or name.startswith(INHERITED_PREFIXES)
-        secret = not SECRET_PARTS.isdisjoint(name.split("_"))
-        if (known and not secret) or name in fleet.pass_env:
-            env[name] = value
-    if fleet.device == "cpu":
-        env["SGLANG_USE_CPU_ENGINE"] = "1"
-    return env

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -53,7 +52,7 @@ def read_inherited(
     *,
     base: Path | None,
     arguments: ServerArguments,
-    environ: Mapping[str, str] = os.environ,
+    environ: Mapping[str, str],
 ) -> Inherited:
     """Read the one source that is set; relative paths start at ``base``. Blocks, at most 30 s.
 

@@ -7,7 +7,6 @@ GPUs; all of it blocks.
 from __future__ import annotations
 
 import contextlib
-import os
 import shlex
 import sys
 from collections.abc import Mapping
@@ -17,7 +16,8 @@ import msgspec
 
 from evald.config import Fleet
 from evald.engines.argument import ServerArguments
-from evald.engines.flags import engine_env, launch_command
+from evald.engines.environment import engine_env
+from evald.engines.flags import launch_command
 from evald.engines.gpus import (
     GpuProblem,
     foreign_sentences,
@@ -42,6 +42,8 @@ class FleetPlan(msgspec.Struct, frozen=True, kw_only=True):
     engines: list[EnginePlan]
     #: None: the installed SGLang could not be asked.
     arguments: ServerArguments | None
+    #: environment of each engine, beside its GPUs.
+    env: dict[str, str]
     notes: list[str]
 
     @property
@@ -59,19 +61,20 @@ class _Remembered(msgspec.Struct, frozen=True):
 def prepare_fleet(
     fleet: Fleet,
     *,
+    environ: Mapping[str, str],
     engines_dir: Path | None = None,
-    environ: Mapping[str, str] = os.environ,
 ) -> FleetPlan:
     """Plan the engines of ``fleet`` and check what each will be launched with. Blocks.
 
-    The first call for an SGLang version imports it in a subprocess: seconds to minutes. In
-    ``engines_dir`` the answer of a live rollout engine is remembered. Raises ConfigError with one
-    sentence for each fault.
+    The first call for an SGLang version imports it in a subprocess: seconds to minutes.
+    ``environ``: evald's own environment, of which engines get a part. In ``engines_dir`` the answer
+    of a live rollout engine is remembered. Raises ConfigError with one sentence for each fault.
     """
+    env = engine_env(fleet, environ)
     if not engine_plan(fleet):
-        return FleetPlan(engines=[], arguments=None, notes=[])
+        return FleetPlan(engines=[], arguments=None, env=env, notes=[])
     notes: list[str] = []
-    arguments = _arguments(fleet, environ, notes)
+    arguments = _arguments(fleet, env, default_cache_dir(environ), notes)
     inherited = _inherited(fleet, arguments, engines_dir, environ, notes)
     gpus = _gpus(fleet, environ) if fleet.device == "cuda" else None
     plans = engine_plan(fleet, gpus=gpus, inherited=inherited, arguments=arguments)
@@ -86,12 +89,10 @@ def prepare_fleet(
         used = [gpu for plan in plans for gpu in plan.gpus]
         foreign = foreign_sentences(used, gpu_processes(), known_gpus())
         notes += [f"WARNING: {sentence}" for sentence in foreign]
-    return FleetPlan(engines=plans, arguments=arguments, notes=notes)
+    return FleetPlan(engines=plans, arguments=arguments, env=env, notes=notes)
 
 
-def explain_fleet(
-    fleet: Fleet, plan: FleetPlan, *, environ: Mapping[str, str] = os.environ
-) -> list[str]:
+def explain_fleet(fleet: Fleet, plan: FleetPlan) -> list[str]:
     """Return lines for ``evald check``: each engine's command line, and where its values are from.
 
     Port, nonce and the file with the API key are new for each launch: placeholders stand for them.
@@ -104,8 +105,8 @@ def explain_fleet(
             port=0,
             nonce="NONCE",
             config_file=Path("KEY.yaml"),
+            env=plan.env,
             arguments=plan.arguments,
-            environ=environ,
         )
         argv = command.argv.copy()
         argv[argv.index("--port") + 1] = "PORT"
@@ -119,14 +120,14 @@ def explain_fleet(
 
 
 def _arguments(
-    fleet: Fleet, environ: Mapping[str, str], notes: list[str]
+    fleet: Fleet, env: Mapping[str, str], cache_dir: Path | None, notes: list[str]
 ) -> ServerArguments | None:
     try:
         return ask_server_arguments(
             fleet.python or sys.executable,
             cpu=fleet.device == "cpu",
-            env=engine_env(fleet, environ),
-            cache_dir=default_cache_dir(environ),
+            env=env,
+            cache_dir=cache_dir,
         )
     except ConfigError as error:
         if fleet.inherit is not None:

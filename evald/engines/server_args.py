@@ -34,7 +34,7 @@ class _Identity(msgspec.Struct, frozen=True):
     changed_ns: int
 
 
-def default_cache_dir(environ: Mapping[str, str] = os.environ) -> Path | None:
+def default_cache_dir(environ: Mapping[str, str]) -> Path | None:
     """Return the user's cache directory for evald; None if the environment names none."""
     if environ.get("XDG_CACHE_HOME"):
         return Path(environ["XDG_CACHE_HOME"]) / "evald"
@@ -51,7 +51,7 @@ def ask_server_arguments(
 ) -> ServerArguments:
     """Return the server arguments of the SGLang that ``python`` has. Blocks: 0.1 s, or seconds.
 
-    ``cpu``: as CPU mode starts it. ``env``: the engine's environment (``flags.engine_env``).
+    ``cpu``: as CPU mode starts it. ``env``: the engine's environment (``environment.engine_env``).
     ``cache_dir`` is made if it is missing; where it cannot be used, SGLang is asked each time.
     Raises ConfigError with one sentence.
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -16,13 +17,14 @@ from evald.engines.launcher import Boot, Launched
 from evald.engines.plan import EnginePlan
 from evald.engines.ports import free_port
 from evald.engines.process import EngineProcess
+from evald.engines.process_log import next_log
 
 #: one of these is in every directory that has a tokenizer.
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tiktoken.model")
 
 
 class SGLangLauncher:
-    """Starts the engine of ``plan``; logs go to ``directory/<its name>/0001.log``, ..."""
+    """Starts the engine of ``plan`` with ``env``; logs: ``directory/<its name>/0001.log``, ..."""
 
     def __init__(
         self,
@@ -30,11 +32,13 @@ class SGLangLauncher:
         config: Fleet,
         directory: Path,
         *,
+        env: Mapping[str, str],
         arguments: ServerArguments | None = None,
     ) -> None:
         self._plan = plan
         self._config = config
         self._directory = directory / plan.name
+        self._env = env
         self._arguments = arguments
 
     async def launch(self, attempt: int, boot: Boot | None = None) -> Launched:
@@ -42,7 +46,7 @@ class SGLangLauncher:
         gpus = None
         if self._config.device == "cuda":
             gpus = await asyncio.to_thread(claim_gpus, self._plan.gpus)
-        log_path = await asyncio.to_thread(self._next_log)
+        log_path = await asyncio.to_thread(next_log, self._directory, keep=self._config.keep_logs)
         port = await asyncio.to_thread(free_port)
         config, plan, nonce = self._config, self._plan, f"launch-{attempt}-{secrets.token_hex(8)}"
         if boot is not None:
@@ -56,6 +60,7 @@ class SGLangLauncher:
             port=port,
             nonce=nonce,
             config_file=self._directory / "launch.yaml",
+            env=self._env,
             arguments=self._arguments,
             cuda_visible=gpus,
         )
@@ -68,15 +73,6 @@ class SGLangLauncher:
             nonce=nonce,
             log=str(log_path),
         )
-
-    def _next_log(self) -> Path:
-        """Choose the next log file, numbers go on over daemon restarts; delete the oldest."""
-        self._directory.mkdir(parents=True, exist_ok=True)
-        logs = sorted(path for path in self._directory.glob("*.log") if path.stem.isdigit())
-        for path in logs[: max(len(logs) + 1 - self._config.keep_logs, 0)]:
-            path.unlink(missing_ok=True)
-        number = int(logs[-1].stem) + 1 if logs else 1
-        return self._directory / f"{number:04d}.log"
 
 
 def _has_tokenizer(directory: Path) -> bool:

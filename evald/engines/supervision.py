@@ -13,7 +13,6 @@ import structlog
 from evald.engines.adaptive import MOST
 from evald.engines.api import EngineAPI, EngineError
 from evald.engines.engine import Engine, Order
-from evald.engines.last_words import last_words
 from evald.engines.launcher import Boot, Launched, Launcher
 from evald.engines.pin import (
     Loading,
@@ -27,6 +26,7 @@ from evald.engines.pin import (
     served_version,
 )
 from evald.engines.probing import Probes
+from evald.engines.process_log import last_words
 from evald.engines.readiness import (
     DEATH_NOTICE_S,
     ForeignServer,
@@ -179,7 +179,7 @@ class Supervisor:
                 limit.result()  # raises what only a bug can raise
             if not exited.done():
                 return self._ended(State.STOPPED, engine.recall_reason)
-            words = await asyncio.to_thread(last_words, launched.log, launched.api_key)
+            words = await asyncio.to_thread(last_words, launched.log, secret=launched.api_key)
             said = f", its last words: {words}" if words else ""
             detail = f"process ended with code {process.returncode}{said}; see {launched.log}"
             if engine.pinning is not None and engine.state in (State.PINNING, State.STARTING):

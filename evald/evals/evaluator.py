@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import os
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
-from evald.config import Dispatch, Results
+from evald.config import Aggregate, Dispatch, Results
 from evald.evals.grading import Grading
 from evald.evals.point_run import PointRun
 from evald.evals.preparation import Preparation, PreparedPoint
 from evald.evals.sets import LoadedSet
-from evald.evals.worker_pool import WorkerPool
+from evald.evals.statistics import FindEarlier, Statistics
+from evald.evals.worker_pool import WorkerPool, Workers
 from evald.point import EvalPoint
 from evald.postures.contract import Engines, Pin, PointResult, SetResult
 from evald.results.modes import Modes
@@ -25,6 +27,8 @@ class Evaluator:
     """Evaluates points, one after another, while later ones are prepared.
 
     ``context_len`` (tokens) is what the engines were told; None: what the model's config says.
+    ``earlier`` finds the journals that a point's sets are compared with. ``workers``: whoever does
+    the CPU work; None: processes of its own. ``environ``: what graders of the user's see a part of.
     """
 
     def __init__(
@@ -35,15 +39,21 @@ class Evaluator:
         results: Results,
         model_dir: Path,
         context_len: int | None = None,
+        earlier: FindEarlier = lambda _key, _set: [],
+        aggregates: list[Aggregate] | None = None,
+        workers: Workers | None = None,
+        environ: Mapping[str, str] = os.environ,
     ) -> None:
         self._sample_timeout_s = dispatch.sample_timeout_s
+        self._earlier = earlier
+        self._aggregates = aggregates or []
         self._results_dir = Path(results.dir)
         self._modes = Modes.of(results)
         self._preparation = Preparation(sets, model_dir, context_len=context_len)
         self._preparing = asyncio.Lock()
         needs_math = any(one.eval_set.grader.endswith("math") for one in sets)
-        self._workers = WorkerPool(preload=("math",) if needs_math else ())
-        self._grading = Grading(self._workers)
+        self._workers = workers or WorkerPool(preload=("math",) if needs_math else ())
+        self._grading = Grading(self._workers, environ=environ)
         self._running: PointRun | None = None
 
     async def prepare(self, point: EvalPoint) -> PreparedPoint:
@@ -78,6 +88,8 @@ class Evaluator:
             pin,
             engines,
             grading=self._grading,
+            aggregates=self._aggregates,
+            statistics=Statistics(self._workers, prepared.point.key, self._earlier),
             open_journal=lambda name: SampleJournal(samples_dir, name, modes=self._modes),
             sample_timeout_s=self._sample_timeout_s,
             on_set=on_set,
@@ -94,4 +106,5 @@ class Evaluator:
 
     async def close(self) -> None:
         """End the worker processes; none is left afterwards."""
+        await self._grading.close()
         await self._workers.close()

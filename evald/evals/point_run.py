@@ -8,13 +8,15 @@ from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, suppress
 from typing import Any
 
+from evald.config import Aggregate
 from evald.errors import EvaldError, EvalSkip, GenerationFailed
-from evald.evals.graders import GraderFailed
+from evald.evals.graders import GraderFailed, Sample
 from evald.evals.grading import Grading
 from evald.evals.kinds import Answer
-from evald.evals.metrics import Status
 from evald.evals.preparation import PreparedPoint
 from evald.evals.set_run import SetRun, Unasked
+from evald.evals.statistics import Statistics
+from evald.evals.stats.aggregate import aggregate_metrics
 from evald.postures.contract import (
     Engines,
     GenerateRequest,
@@ -24,7 +26,7 @@ from evald.postures.contract import (
     SetResult,
 )
 from evald.results.records import Counts
-from evald.results.samples import FLUSH_INTERVAL_S, SampleJournal
+from evald.results.samples import FLUSH_INTERVAL_S, SampleJournal, Status
 from evald.status.view import SetView
 
 #: questions whose answers wait for a grader; beyond them no new request is sent.
@@ -44,6 +46,8 @@ class PointRun:
         engines: Engines,
         *,
         grading: Grading,
+        statistics: Statistics,
+        aggregates: list[Aggregate],
         open_journal: Callable[[str], SampleJournal],
         sample_timeout_s: float,
         on_set: Callable[[SetResult], Awaitable[None]],
@@ -52,6 +56,8 @@ class PointRun:
         self._pin = pin
         self._engines = engines
         self._grading = grading
+        self._statistics = statistics
+        self._aggregates = aggregates
         self._asker = _Asker(engines, pin, sample_timeout_s)
         self._on_set = on_set
         digest = pin.target.digest
@@ -138,18 +144,31 @@ class PointRun:
             return
         async with self._ungraded:
             lease.give_back()
-            for sample, answer in zip(question.samples, answers, strict=True):
-                await self._grade(one, question.index, sample, answer)
+            async with asyncio.TaskGroup() as group:
+                for sample, answer in zip(question.samples, answers, strict=True):
+                    group.create_task(
+                        self._grade(one, question, sample, answer),
+                        name=f"{one.name} question {question.index} sample {sample}",
+                    )
 
-    async def _grade(self, one: SetRun, index: int, sample: int, answer: Answer) -> None:
+    async def _grade(self, one: SetRun, asked: Unasked, sample: int, answer: Answer) -> None:
+        index, question = asked.index, asked.question
         if answer.grade is not None:
             one.graded(index, sample, answer, answer.grade)
             return
-        label = one.prepared.loaded.questions[index].label
         timeout_s = one.eval_set.grader_timeout_s
         try:
             grade = await self._grading.grade(
-                one.rules, answer.generation.text, label, timeout_s=timeout_s
+                one.rules,
+                Sample(
+                    response=answer.generation.text,
+                    label=question.label,
+                    prompt=question.prompt,
+                    metadata=question.metadata,
+                    question=question.id,
+                    in_thought=answer.in_thought,
+                ),
+                timeout_s=timeout_s,
             )
         except GraderFailed as failed:
             one.ungraded(index, sample, answer, str(failed))
@@ -159,8 +178,8 @@ class PointRun:
     async def _finish(self, one: SetRun) -> None:
         await one.done.wait()
         now_s = asyncio.get_running_loop().time()
-        result = await asyncio.to_thread(one.result, now_s)
         await asyncio.to_thread(one.close)
+        result = await one.result(now_s, self._statistics)
         self._results[one.name] = result
         await self._on_set(result)
 
@@ -184,6 +203,9 @@ class PointRun:
         metrics: dict[str, float] = {}
         for result in results:
             metrics |= result.metrics
+        questions = {one.name: len(one.prepared.prompts) for one in self._sets}
+        for aggregate in self._aggregates:
+            metrics |= aggregate_metrics(aggregate, metrics, questions)
         return PointResult(
             counts=sum((result.counts for result in results), Counts()),
             metrics=metrics,

@@ -219,6 +219,7 @@ def _provenance(sets: list[PreparedSet], base: _Source, own: _Source) -> dict[st
                 "config": prepared.config_digest,
                 "tokenizer": prepared.loaded.eval_set.tokenizer,
                 "grader": prepared.loaded.eval_set.grader,
+                "grader_version": prepared.loaded.grader_version,
                 "questions": len(prepared.prompts),
                 "samples_per_question": prepared.loaded.eval_set.n_samples_per_eval_prompt,
                 "seed": prepared.loaded.eval_set.seed,

@@ -18,6 +18,9 @@ from evald.evals.rows import Prompt
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+#: tokens of white space behind the tag that a prompt may end with.
+_WHITE_TOKENS = 8
+
 #: keys of config.json that SGLang takes the context length from, in its order.
 _CONTEXT_KEYS = (
     "max_sequence_length",
@@ -198,6 +201,14 @@ class PromptEncoder:
             raise PromptError("the text has no tokens; give a longer one")
         self.check_ids(ids)
         return ids
+
+    def ends_with(self, ids: list[int], tag: str) -> bool:
+        """Tell whether the text of a prompt ends with ``tag``, white space aside."""
+        # (no token is shorter than a byte)
+        tail = ids[-len(tag.encode()) - _WHITE_TOKENS :]
+        with _faults("cannot decode the prompt's end"):
+            text: str = self._tokenizer.decode(tail, skip_special_tokens=False)
+        return text.rstrip().endswith(tag)
 
     def _check_scored(self, ids: list[int]) -> None:
         self.check_ids(ids)

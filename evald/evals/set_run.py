@@ -14,12 +14,13 @@ import structlog
 from evald.errors import LedgerError
 from evald.evals.graders import Grade, Rules
 from evald.evals.kinds import Answer, kind_of
-from evald.evals.metrics import SampleOutcome, Status, repeats, set_metrics
 from evald.evals.preparation import PreparedSet
+from evald.evals.repetition import repeats
 from evald.evals.rows import Question
+from evald.evals.statistics import Statistics
 from evald.postures.contract import SetResult
 from evald.results.records import Counts
-from evald.results.samples import SampleJournal, SampleRecord
+from evald.results.samples import SampleJournal, SampleRecord, Status
 from evald.status.view import SetView
 
 log = structlog.get_logger(__name__)
@@ -49,7 +50,7 @@ class SetRun:
         self.prepared = prepared
         self.eval_set = prepared.loaded.eval_set
         self.kind = kind_of(self.eval_set)
-        self.rules = Rules.of(self.eval_set)
+        self.rules = Rules.of(self.eval_set, version=prepared.loaded.grader_version)
         self.done = asyncio.Event()
         self.expired = False
         self.started_s: float | None = None
@@ -59,7 +60,8 @@ class SetRun:
         self.problem = ""
         self._digest = digest
         self._journal = journal
-        self._outcomes: list[SampleOutcome] = []
+        self._n_done = 0
+        self._counts = Counts()
         self._score_sum = 0.0
         self._n_failed = 0
         self._resumed: set[tuple[int, int]] = set()
@@ -82,7 +84,7 @@ class SetRun:
             if index is None or not wanted or record.score is None:
                 continue
             self._resumed.add((index, sample))
-            self._take_in(index, record, resumed=True)
+            self._take_in(record, resumed=True)
         if self._resumed:
             log.info("set_resumes", set=self.name, samples=len(self._resumed))
 
@@ -140,14 +142,14 @@ class SetRun:
         record.answer = grade.answer
         record.unfinished_thinking = grade.unfinished_thinking
         record.grader_reason = grade.reason
-        self._record(index, record)
+        self._record(record)
 
     def ungraded(self, index: int, sample: int, answer: Answer, reason: str) -> None:
         """Take in an answer that the grader could not grade; raises LedgerError."""
         record = self._answered(self._question(index), sample, answer)
         record.grader_reason = reason
         self._failure(record, reason)
-        self._record(index, record)
+        self._record(record)
 
     def failed(self, index: int, samples: list[int], status: Status, reason: str) -> None:
         """Take in samples that have no answer; raises LedgerError."""
@@ -163,7 +165,7 @@ class SetRun:
                 grader_reason=reason,
             )
             self._failure(record, reason)
-            self._record(index, record)
+            self._record(record)
 
     def _question(self, index: int) -> Question:
         return self.prepared.loaded.questions[index]
@@ -176,12 +178,13 @@ class SetRun:
             digest=self._digest,
             config=self.prepared.config_digest,
             status="grader_error",
-            truncated=generation.finish_reason == "length",
+            truncated=generation.finish_reason == "length" and not self.kind.single,
             finish_reason=generation.finish_reason,
             response=generation.text,
             repeats=repeats(generation.text),
             n_tokens=len(generation.output_ids),
             reference=question.label,
+            in_thought=answer.in_thought,
             values=answer.values,
             engine=generation.engine,
             weight_version=generation.weight_version,
@@ -201,69 +204,48 @@ class SetRun:
                 reason=reason,
             )
 
-    def _record(self, index: int, record: SampleRecord) -> None:
+    def _record(self, record: SampleRecord) -> None:
         with self._writing():
             self._journal.append(record)
-        self._take_in(index, record, resumed=False)
+        self._take_in(record, resumed=False)
 
-    def _take_in(self, index: int, record: SampleRecord, *, resumed: bool) -> None:
+    def _take_in(self, record: SampleRecord, *, resumed: bool) -> None:
         answered = record.status in {"scored", "grader_error"}
         # one text for all samples of an engine, not one for each
         version = sys.intern(record.weight_version)
         if answered:
             self.engines.add(record.engine)
             self.weight_versions.add(version)
-        score = record.score or 0.0
-        self._score_sum += score
-        self._outcomes.append(
-            SampleOutcome(
-                question=index,
-                status=record.status,
-                score=score,
-                no_answer=record.no_answer,
-                unfinished_thinking=record.unfinished_thinking,
-                answer=record.answer,
-                values=record.values,
-                truncated=record.truncated,
-                n_tokens=record.n_tokens if answered else None,
-                repeats=record.repeats,
-                weight_version=version,
-                resumed=resumed,
-            )
-        )
+        self._n_done += 1
+        self._score_sum += record.score or 0.0
+        counts = self._counts
+        match record.status:
+            case "scored":
+                counts.n_scored += 1
+                counts.n_truncated += record.truncated
+                counts.n_no_answer += record.no_answer
+                counts.n_unfinished_thinking += record.unfinished_thinking
+                counts.n_resumed += resumed
+            case "error":
+                counts.n_error += 1
+            case "grader_error":
+                counts.n_grader_error += 1
+            case "timeout":
+                counts.n_timeout += 1
 
     # --- results -------------------------------------------------------------------------------
 
     def counts(self) -> Counts:
         """Count all samples of the set; one without an outcome was cut by a deadline."""
-        counts = Counts(n_total=self.prepared.loaded.n_samples)
-        for outcome in self._outcomes:
-            match outcome.status:
-                case "scored":
-                    counts.n_scored += 1
-                    counts.n_truncated += outcome.truncated
-                    counts.n_no_answer += outcome.no_answer
-                    counts.n_unfinished_thinking += outcome.unfinished_thinking
-                    counts.n_resumed += outcome.resumed
-                case "error":
-                    counts.n_error += 1
-                case "grader_error":
-                    counts.n_grader_error += 1
-                case "timeout":
-                    counts.n_timeout += 1
-        counts.n_timeout += counts.n_total - len(self._outcomes)
-        return counts
-
-    def result(self, now_s: float) -> SetResult:
-        """Compute the set's result. CPU work: for a thread, once ``done`` is set."""
-        metrics = set_metrics(
-            self.name,
-            len(self.prepared.prompts),
-            self.eval_set.n_samples_per_eval_prompt,
-            self._outcomes,
-            self._digest,
-            self.eval_set.pass_k,
+        total = self.prepared.loaded.n_samples
+        lost = total - self._n_done
+        return msgspec.structs.replace(
+            self._counts, n_total=total, n_timeout=self._counts.n_timeout + lost
         )
+
+    async def result(self, now_s: float, statistics: Statistics) -> SetResult:
+        """Compute the set's result from its closed journal; raises EvalSkip."""
+        metrics = await statistics.of_set(self.prepared, self._digest, self._journal.path)
         seconds = 0.0 if self.started_s is None else now_s - self.started_s
         return SetResult(
             name=self.name, counts=self.counts(), seconds=round(seconds, 6), metrics=metrics
@@ -271,7 +253,7 @@ class SetRun:
 
     def view(self) -> SetView:
         """Progress so far; the score counts failed samples as 0, as the headline will."""
-        done = len(self._outcomes)
+        done = self._n_done
         score = self._score_sum / done if done else None
         return SetView(name=self.name, done=done, total=self.prepared.loaded.n_samples, score=score)
 

@@ -21,7 +21,8 @@ _MAX_PROBLEMS = 20
 _SCORE_NEUTRAL = frozenset(
     {
         "path",
-        "metadata_key",
+        # (its version has what of its settings changes scores)
+        "grader_config",
         "n_samples_per_eval_prompt",
         "pass_k",
         "grader_timeout_s",
@@ -40,6 +41,8 @@ class LoadedSet(msgspec.Struct, frozen=True):
     #: hex, over everything in config and data that determines a sample's score; tokenizer and
     #: template come on top of it, for each point.
     config_digest: str
+    #: text that changes when the same response could get another score.
+    grader_version: str = ""
 
     @property
     def name(self) -> str:
@@ -77,16 +80,18 @@ def load_set(eval_set: EvalSet) -> LoadedSet:
             problems = [*problems[:_MAX_PROBLEMS], f"{where}: and {more} more faults"]
         raise ConfigError(problems)
     data_digest = xxhash.xxh3_128_hexdigest(content)
-    return LoadedSet(eval_set, questions, data_digest, _config_digest(eval_set, data_digest))
+    version = grader_version(eval_set)
+    digest = _config_digest(eval_set, data_digest, version)
+    return LoadedSet(eval_set, questions, data_digest, digest, version)
 
 
-def _config_digest(eval_set: EvalSet, data_digest: str) -> str:
+def _config_digest(eval_set: EvalSet, data_digest: str, version: str) -> str:
     fields = {
         name: getattr(eval_set, name)
         for name in eval_set.__struct_fields__
         if name not in _SCORE_NEUTRAL
     }
-    whole = [fields, data_digest, grader_version(eval_set.grader)]
+    whole = [fields, data_digest, version]
     return xxhash.xxh3_128_hexdigest(msgspec.json.encode(whole, order="deterministic"))
 
 

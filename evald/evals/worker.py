@@ -1,7 +1,8 @@
-"""A worker's own process: ``python -m evald.evals.worker DAEMON_PID [math]``.
+"""A worker's own process: ``python -m evald.evals.worker PARENT_PID [math] [python=RULES]``.
 
 Frames on stdin and stdout: four bytes of length (big endian), then msgpack. First an empty Reply
-says "ready"; then each Job is answered by one Reply. The process ends at EOF, and with its daemon.
+says "ready"; then each Job is answered by one Reply. The process ends at EOF, and with its parent
+(``worker_keeper``).
 """
 
 from __future__ import annotations
@@ -16,11 +17,16 @@ from typing import BinaryIO
 
 import msgspec
 
-from evald.evals.graders import GraderFailed, Rules, grade
+from evald.evals.graders import Grade, GraderFailed, Rules, Sample, grade, is_external, sample_texts
+from evald.evals.graders.external import limit_memory
+from evald.evals.graders.python import enter
+from evald.evals.stats.set_metrics import StatsJob, set_metrics
+from evald.text import encode_json, one_line
 
 HEADER_BYTES = 4
 
 _PR_SET_PDEATHSIG = 1
+_PYTHON = "python="
 #: sympy can ask for more than a machine has (9**9**9) long before a deadline passes.
 _MEMORY_BYTES = 4 << 30
 
@@ -29,12 +35,17 @@ class GradeJob(msgspec.Struct, array_like=True, tag=True):
     """One response to grade; the result is a Grade."""
 
     rules: Rules
-    response: str
-    references: list[str]
+    #: the Sample, as JSON: in rows there are numbers that msgpack does not know.
+    sample: bytes
+
+    @classmethod
+    def of(cls, rules: Rules, sample: Sample) -> GradeJob:
+        """Pack what the grader needs; raises GraderFailed."""
+        return cls(rules, encode_json(sample if is_external(rules) else sample_texts(sample)))
 
 
 #: everything that a worker can be asked to do; the result's type depends on it.
-Job = GradeJob
+Job = GradeJob | StatsJob
 
 
 class Reply(msgspec.Struct, array_like=True):
@@ -53,44 +64,64 @@ def frame(message: Job | Reply) -> bytes:
 def answer(job: Job) -> Reply:
     """Do one job; whatever it raises becomes the failure of this one."""
     try:
-        result = grade(job.rules, job.response, job.references)
+        result = set_metrics(job) if isinstance(job, StatsJob) else _grade(job)
     except GraderFailed as failed:
         return Reply(failure=str(failed))
     # sympy and antlr raise anything at all, and none of it may cost another answer
     except Exception as error:  # noqa: BLE001 - see above
-        return Reply(failure=f"{type(error).__name__}: {error}"[:500])
+        return Reply(failure=one_line(f"{type(error).__name__}: {error}"[:500]))
     return Reply(msgspec.Raw(msgspec.msgpack.encode(result)))
+
+
+def _grade(job: GradeJob) -> Grade:
+    return grade(job.rules, _samples.decode(job.sample))
 
 
 def main() -> None:
     """Serve until EOF."""
-    daemon_pid, preload = int(sys.argv[1]), sys.argv[2:]
-    _die_with(daemon_pid)
+    parent_pid, preload = int(sys.argv[1]), sys.argv[2:]
+    _die_with(parent_pid)
     # the daemon decides when this ends: a signal to the whole group must not cost grades
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # (what is only ignored, programs would ignore that a grader starts)
+        signal.signal(number, lambda *_: None)
+    limit_memory(_MEMORY_BYTES)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     # what a library prints must not land between frames
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    logging.disable(logging.CRITICAL)
-    ready = Reply()
-    if "math" in preload:
-        try:
-            import math_verify  # noqa: F401, PLC0415 - sympy takes a third of a second
-        except ImportError as error:
-            ready = Reply(failure=f"cannot import math_verify: {error}; install math-verify")
-    _send(replies, ready)
+    _send(replies, _prepare(preload))
     jobs = msgspec.msgpack.Decoder(Job)
     while (body := _receive(sys.stdin.buffer)) is not None:
         _send(replies, answer(jobs.decode(body)))
 
 
-def _die_with(daemon_pid: int) -> None:
-    """End when the daemon ends, also when it is killed while a grader computes."""
+def preload_python(rules: Rules) -> str:
+    """Word for a worker's command line: it will grade by these rules, and nothing else."""
+    return _PYTHON + msgspec.json.encode(rules).decode()
+
+
+def _prepare(preload: list[str]) -> Reply:
+    """Import what the first job must not wait for."""
+    own = [word.removeprefix(_PYTHON) for word in preload if word.startswith(_PYTHON)]
+    try:
+        if not own:
+            logging.disable(logging.CRITICAL)
+        for word in own:
+            enter(msgspec.json.decode(word, type=Rules))
+        if "math" in preload:
+            import math_verify  # noqa: F401, PLC0415 - sympy takes a third of a second
+    except ImportError as error:
+        return Reply(failure=f"cannot import math_verify: {error}; install math-verify")
+    except GraderFailed as failed:
+        return Reply(failure=str(failed))
+    return Reply()
+
+
+def _die_with(parent_pid: int) -> None:
+    """End when the parent ends, also when it is killed while a grader computes."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != daemon_pid:
+    if os.getppid() != parent_pid:
         # it died before the line above
         sys.exit(1)
 
@@ -108,6 +139,8 @@ def _receive(pipe: BinaryIO) -> bytes | None:
     body = pipe.read(size)
     return body if len(body) == size else None
 
+
+_samples: msgspec.json.Decoder[Sample] = msgspec.json.Decoder(Sample)
 
 if __name__ == "__main__":
     main()

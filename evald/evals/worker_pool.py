@@ -7,8 +7,10 @@ next.
 from __future__ import annotations
 
 import asyncio
-import os
+import signal
 import sys
+from collections.abc import Mapping
+from typing import Protocol
 
 import msgspec
 import structlog
@@ -35,14 +37,34 @@ class WorkerTimedOut(WorkerFailed):
     """The job took too long; its worker was killed."""
 
 
+class Workers(Protocol):
+    """Whoever does jobs."""
+
+    async def run(self, job: Job, *, timeout_s: float) -> msgspec.Raw:
+        """Do one job and return its result, still packed; raises WorkerFailed."""
+        ...
+
+    async def close(self) -> None:
+        """End; nothing is left afterwards."""
+        ...
+
+
 class WorkerPool:
     """Runs jobs in at most ``size`` processes, started when the first one is needed.
 
     ``preload``: what workers import before they say that they are ready (see ``worker.main``).
+    ``env``: their environment; None: the daemon's own.
     """
 
-    def __init__(self, *, size: int = 2, preload: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        *,
+        size: int = 2,
+        preload: tuple[str, ...] = (),
+        env: Mapping[str, str] | None = None,
+    ) -> None:
         self._preload = preload
+        self._env = env
         self._turns = asyncio.Semaphore(size)
         self._idle: list[_Worker] = []
         self._dying: list[_Worker] = []
@@ -84,7 +106,7 @@ class WorkerPool:
             raise WorkerFailed("cannot grade: worker processes do not start, see the log")
         worker = _Worker()
         try:
-            await worker.start(self._preload)
+            await worker.start(self._preload, self._env)
         except WorkerFailed as failed:
             self._failed_starts += 1
             log.warning("worker_start_failed", detail=str(failed), failures=self._failed_starts)
@@ -119,17 +141,21 @@ class _Worker:
         """The process has ended and was waited for."""
         return self._process is None or self._process.returncode is not None
 
-    async def start(self, preload: tuple[str, ...]) -> None:
+    async def start(self, preload: tuple[str, ...], env: Mapping[str, str] | None) -> None:
         """Start and wait until it is ready; raises WorkerFailed."""
-        arguments = ("-m", "evald.evals.worker", str(os.getpid()), *preload)
         try:
             # -P: a module in the current directory must not stand in for a library
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-P",
-                *arguments,
+                "-m",
+                "evald.evals.worker_keeper",
+                *preload,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
+                env=env,
+                # a key pressed at a terminal is the daemon's to judge
+                start_new_session=True,
             )
         except OSError as error:
             raise WorkerFailed(f"cannot start a worker process: {error}") from error
@@ -164,10 +190,10 @@ class _Worker:
         return _replies.decode(body)
 
     def kill(self) -> None:
-        """SIGKILL, if it is still there; does not wait."""
+        """Have its keeper kill it and all that it has started; does not wait."""
         self.usable = False
         if self._process is not None and self._process.returncode is None:
-            self._process.kill()
+            self._process.send_signal(signal.SIGUSR1)
 
     def end(self) -> None:
         """Let an idle worker end by itself (EOF); does not wait."""
@@ -184,7 +210,8 @@ class _Worker:
                 await self._process.wait()
         except TimeoutError:
             log.warning("worker_not_gone", pid=self._process.pid)
-            self.kill()
+            if self._process.returncode is None:
+                self._process.kill()
 
 
 _replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 
 from evald.config import Attached
@@ -13,7 +12,7 @@ from evald.postures.engine_pool import EnginePool, Member, Rules
 from evald.postures.front import Front
 
 
-def attached_engines(config: Attached, *, environ: Mapping[str, str] = os.environ) -> EnginePool:
+def attached_engines(config: Attached, *, environ: Mapping[str, str]) -> EnginePool:
     """Build the pool of the servers at ``config.urls``; raises ConfigError (no API key)."""
     api_key = read_api_key(
         "attached", env=config.api_key_env, file=config.api_key_file, environ=environ

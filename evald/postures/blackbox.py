@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +13,16 @@ import structlog
 
 from evald.config import BlackBox
 from evald.errors import EvaldError, EvalSkip, LedgerError
-from evald.point import EvalPoint, PointKey, SkipReason
+from evald.point import EvalPoint, SkipReason
 from evald.postures.blackbox_class import ClassBox
 from evald.postures.blackbox_command import CommandBox
 from evald.postures.blackbox_process import (
     NAME,
-    Attempts,
     Box,
     Request,
     Room,
     environment,
+    new_output,
     reap,
 )
 from evald.postures.blackbox_results import BoxResults, BoxSet, ResultsRefused, read_results
@@ -38,75 +37,21 @@ log = structlog.get_logger(__name__)
 
 
 class BlackBoxPosture:
-    """Fulfils ``Posture`` with a black box."""
-
-    def __init__(self, config: BlackBox, *, results_dir: Path, modes: Modes) -> None:
-        self._runner = BlackBoxRunner(config, results_dir=results_dir, modes=modes)
-
-    async def run(self) -> None:
-        """Supervise the black box until cancelled."""
-        await self._runner.run()
-
-    async def prepare(self, point: EvalPoint) -> None:
-        """Prepare nothing: the black box reads the snapshot by itself."""
-
-    async def measure(
-        self,
-        point: EvalPoint,
-        prepared: None,  # noqa: ARG002 (the contract's)
-        *,
-        digest: str,
-        deadline: float,
-        stages: Stages,
-    ) -> PointResult:
-        """Let the black box measure; what it read must be what was hashed."""
-        stages.state("evaluating")
-        result = await self._runner.evaluate(
-            point, digest=digest, deadline=deadline, on_set=stages.set_done
-        )
-        await stages.check_unchanged()
-        return result
-
-    def engines(self) -> list[EngineView]:
-        """Show the black box as one engine."""
-        return self._runner.engines()
-
-    async def restart(self, engine: str) -> None:
-        """Refuse: each crash gets a fresh process anyway."""
-        raise EvaldError(f"cannot restart {engine}: a black box has no engines of evald's")
-
-    async def release(self, engine: str) -> None:
-        """Refuse: nothing is ever quarantined."""
-        raise EvaldError(f"cannot release {engine}: a black box has no engines of evald's")
-
-    def progress(self) -> list[SetView]:
-        """Show nothing: a black box tells its sets when it is done."""
-        return []
-
-    async def close(self) -> None:
-        """Have nothing more to end."""
-
-
-class BlackBoxRunner:
-    """Evaluates points one after another, by a user's class or command.
+    """Fulfils ``Posture``: points one after another, by a user's class or command.
 
     A class's process stays alive between points. ``results_dir`` gets ``blackbox/`` with a log for
-    each process and an output directory for each attempt, and ``samples/``.
+    each process and an output directory for each attempt, and ``samples/``. ``environ`` is evald's
+    own environment, of which the black box sees a part.
     """
 
     def __init__(
-        self,
-        config: BlackBox,
-        *,
-        results_dir: Path,
-        modes: Modes | None = None,
-        environ: Mapping[str, str] = os.environ,
+        self, config: BlackBox, *, results_dir: Path, modes: Modes, environ: Mapping[str, str]
     ) -> None:
         self._config = config
         self._results_dir = results_dir
-        self._modes = modes or Modes()
-        self._attempts = Attempts(results_dir / "blackbox", config.keep_logs)
-        self._room = Room(config, environment(config, environ), self._attempts)
+        self._modes = modes
+        self._directory = results_dir / "blackbox"
+        self._room = Room(config, environment(config, environ), self._directory)
         self._box: Box = (
             ClassBox(config, self._room)
             if config.command is None
@@ -137,49 +82,29 @@ class BlackBoxRunner:
             self._box.leave()
             await self._room.empty()
 
-    async def evaluate(
+    async def prepare(self, point: EvalPoint) -> None:
+        """Prepare nothing: the black box reads the snapshot by itself."""
+
+    async def measure(
         self,
         point: EvalPoint,
+        prepared: None,  # noqa: ARG002 (the contract's)
         *,
         digest: str,
-        deadline: float | None,
-        on_set: Callable[[SetResult], Awaitable[None]],
+        deadline: float,
+        stages: Stages,
     ) -> PointResult:
-        """Evaluate one point; ``deadline`` is in the loop's time, beside the configured timeout.
+        """Let the black box measure; what it read must be what was hashed.
 
-        ``on_set`` is awaited with each set. Raises EvalSkip: with the reason of the black box
-        itself, "deadline" or "crashed"; LedgerError when the results directory cannot be written.
-        Cancellation ends the process, and nothing counts.
+        ``deadline`` counts beside the configured timeout. Raises EvalSkip: with the reason of the
+        black box itself, "deadline" or "crashed"; LedgerError when the results directory cannot be
+        written. Cancellation ends the process, and nothing counts.
         """
-        loop = asyncio.get_running_loop()
+        stages.state("evaluating")
         async with self._turn:
-            began_s = loop.time()
-            limit = began_s + self._config.timeout_s
-            await self._reap()
-            try:
-                output_dir = await asyncio.to_thread(self._attempts.new_output, point.key)
-            except OSError as error:
-                raise self._unwritable(self._attempts.directory, error) from error
-            request = Request(
-                point=point,
-                digest=digest,
-                output_dir=output_dir,
-                limit=limit if deadline is None else min(limit, deadline),
-            )
-            try:
-                await self._ask(request)
-                results = await self._read(output_dir)
-                seconds = loop.time() - began_s
-                return await self._take(results, point.key, digest, seconds, on_set)
-            except EvalSkip as skip:
-                if self._state == "stopped":
-                    # the daemon stops, which is not the point's end: it resumes
-                    raise asyncio.CancelledError from skip
-                self._crashes += skip.reason == SkipReason.CRASHED
-                self._detail = f"{point.key}: {skip.reason}: {skip.detail}"
-                # nothing of a point is left when it has ended
-                await self._room.empty()
-                raise
+            result = await self._evaluate(point, digest, deadline, stages)
+        await stages.check_unchanged()
+        return result
 
     def engines(self) -> list[EngineView]:
         """Show the black box as one engine."""
@@ -196,10 +121,54 @@ class BlackBoxRunner:
             )
         ]
 
+    async def restart(self, engine: str) -> None:
+        """Refuse: each crash gets a fresh process anyway."""
+        raise EvaldError(f"cannot restart {engine}: a black box has no engines of evald's")
+
+    async def release(self, engine: str) -> None:
+        """Refuse: nothing is ever quarantined."""
+        raise EvaldError(f"cannot release {engine}: a black box has no engines of evald's")
+
+    def progress(self) -> list[SetView]:
+        """Show nothing: a black box tells its sets when it is done."""
+        return []
+
+    async def close(self) -> None:
+        """Have nothing more to end."""
+
+    async def _evaluate(
+        self, point: EvalPoint, digest: str, deadline: float, stages: Stages
+    ) -> PointResult:
+        """Give one point to the black box, and take its results."""
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        limit = min(began_s + self._config.timeout_s, deadline)
+        await self._reap()
+        try:
+            output_dir = await asyncio.to_thread(
+                new_output, self._directory, point.key, keep=self._config.keep_logs
+            )
+        except OSError as error:
+            raise self._unwritable(self._directory, error) from error
+        request = Request(point=point, digest=digest, output_dir=output_dir, limit=limit)
+        try:
+            await self._ask(request)
+            results = await self._read(output_dir)
+            return await self._take(results, request, loop.time() - began_s, stages)
+        except EvalSkip as skip:
+            if self._state == "stopped":
+                # the daemon stops, which is not the point's end: it resumes
+                raise asyncio.CancelledError from skip
+            self._crashes += skip.reason == SkipReason.CRASHED
+            self._detail = f"{point.key}: {skip.reason}: {skip.detail}"
+            # nothing of a point is left when it has ended
+            await self._room.empty()
+            raise
+
     async def _reap(self) -> None:
         """Kill what a daemon that was killed together with its guards has left."""
         if not self._reaped:
-            await asyncio.to_thread(reap, self._attempts.directory)
+            await asyncio.to_thread(reap, self._directory)
             self._reaped = True
 
     async def _ask(self, request: Request) -> None:
@@ -240,18 +209,13 @@ class BlackBoxRunner:
         return results
 
     async def _take(
-        self,
-        results: BoxResults,
-        key: PointKey,
-        digest: str,
-        seconds: float,
-        on_set: Callable[[SetResult], Awaitable[None]],
+        self, results: BoxResults, request: Request, seconds: float, stages: Stages
     ) -> PointResult:
         """Write samples, report sets, add up."""
         source, source_digest = _provenance(self._config)
         done = []
         for one in results.sets:
-            counts = await asyncio.to_thread(self._write, one, key, digest, source_digest)
+            counts = await asyncio.to_thread(self._write, one, request, source_digest)
             done.append(
                 SetResult(
                     name=one.name,
@@ -264,7 +228,7 @@ class BlackBoxRunner:
         metrics: dict[str, float] = {}
         for result in done:
             metrics |= result.metrics
-            await on_set(result)
+            await stages.set_done(result)
         return PointResult(
             counts=sum((result.counts for result in done), Counts()),
             metrics=metrics,
@@ -273,11 +237,11 @@ class BlackBoxRunner:
             provenance={**results.provenance, NAME: source},
         )
 
-    def _write(self, one: BoxSet, key: PointKey, digest: str, config: str) -> Counts:
-        directory = point_samples_dir(self._results_dir, key)
+    def _write(self, one: BoxSet, request: Request, config: str) -> Counts:
+        directory = point_samples_dir(self._results_dir, request.point.key)
         journal = SampleJournal(directory, one.name, modes=self._modes)
         try:
-            return write_samples(one, journal, digest=digest, config=config)
+            return write_samples(one, journal, digest=request.digest, config=config)
         except ResultsRefused as refused:
             raise EvalSkip(str(refused), reason=SkipReason.CRASHED) from refused
         except OSError as error:

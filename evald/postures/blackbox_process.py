@@ -18,8 +18,9 @@ import structlog
 
 from evald.config import BlackBox
 from evald.engines import guard, leftovers
-from evald.engines.flags import INHERITED, INHERITED_PREFIXES, SECRET_PARTS
+from evald.engines.environment import inherited_env
 from evald.engines.process import EngineProcess
+from evald.engines.process_log import last_words, next_log
 from evald.errors import EvaldError
 from evald.point import EvalPoint, PointKey
 from evald.postures.blackbox_results import RESULTS_NAME, Skipped
@@ -32,9 +33,6 @@ MARK = "EVALD_BLACKBOX"
 #: how long killed leftovers may take to disappear, and how often that is looked at.
 _REAP_TIMEOUT_S = 15.0
 _REAP_STEP_S = 0.05
-#: of a log's end, looked at for its last words.
-_TAIL_BYTES = 8192
-_TAIL_CHARS = 300
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,12 +65,15 @@ class Box(Protocol):
 
 
 class Room:
-    """Where the one process of a black box is: empty before the next one may start."""
+    """Where the one process of a black box is: empty before the next one may start.
 
-    def __init__(self, config: BlackBox, env: Mapping[str, str], attempts: Attempts) -> None:
+    ``env`` is its environment, ``directory`` that of its logs.
+    """
+
+    def __init__(self, config: BlackBox, env: Mapping[str, str], directory: Path) -> None:
         self._config = config
-        self._env = {**env, MARK: str(attempts.directory)}
-        self._attempts = attempts
+        self._env = {**env, MARK: str(directory)}
+        self._directory = directory
         self.process: EngineProcess | None = None
         self._leaving: set[asyncio.Task[None]] = set()
 
@@ -83,7 +84,7 @@ class Room:
         """
         self.leave()
         await self.empty()
-        log_path = await asyncio.to_thread(self._attempts.new_log)
+        log_path = await asyncio.to_thread(next_log, self._directory, keep=self._config.keep_logs)
         # env, not a shell; what it cannot find is in the log in its words, with exit code 127
         inside = ["/usr/bin/env", "-C", self._config.cwd, "--", *argv]
         self.process = await EngineProcess.start(inside, self._env, log_path, name=NAME)
@@ -112,46 +113,26 @@ class Room:
             process.kill()
 
 
-class Attempts:
-    """Numbered logs and output directories below ``directory``; the newest ``keep`` of each stay.
+def new_output(directory: Path, key: PointKey, *, keep: int) -> Path:
+    """Make an empty directory for one attempt at a point; the newest ``keep`` stay.
 
-    Every attempt gets fresh ones: what an earlier one has left can never be taken for its results.
+    What an earlier attempt has left can never be taken for the results of this one. Blocks; raises
+    OSError.
     """
-
-    def __init__(self, directory: Path, keep: int) -> None:
-        self.directory = directory
-        self._keep = keep
-
-    def new_log(self) -> Path:
-        """Choose a log file. Blocks; raises OSError."""
-        self.directory.mkdir(parents=True, exist_ok=True)
-        logs = sorted(p for p in self.directory.glob("*.log") if p.stem.isdigit())
-        for path in logs[: max(len(logs) + 1 - self._keep, 0)]:
-            path.unlink(missing_ok=True)
-        return self.directory / f"{int(logs[-1].stem) + 1 if logs else 1:06d}.log"
-
-    def new_output(self, key: PointKey) -> Path:
-        """Make an empty directory for one attempt at a point. Blocks; raises OSError."""
-        outputs = self.directory / "outputs"
-        outputs.mkdir(parents=True, exist_ok=True)
-        known = sorted(p for p in outputs.iterdir() if re.match(r"\d{6}-", p.name))
-        for path in known[: max(len(known) + 1 - self._keep, 0)]:
-            shutil.rmtree(path, ignore_errors=True)
-        number = int(known[-1].name[:6]) + 1 if known else 1
-        path = outputs / f"{number:06d}-{key.run}-{key.kind.value}_{key.step}.r{key.revision}"
-        path.mkdir()
-        return path
+    outputs = directory / "outputs"
+    outputs.mkdir(parents=True, exist_ok=True)
+    known = sorted(p for p in outputs.iterdir() if re.match(r"\d{6}-", p.name))
+    for path in known[: max(len(known) + 1 - keep, 0)]:
+        shutil.rmtree(path, ignore_errors=True)
+    number = int(known[-1].name[:6]) + 1 if known else 1
+    path = outputs / f"{number:06d}-{key.run}-{key.kind.value}_{key.step}.r{key.revision}"
+    path.mkdir()
+    return path
 
 
 def environment(config: BlackBox, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the part of the daemon's environment that a black box may see, and its own."""
-    env = {"PYTHONUNBUFFERED": "1"}
-    for name, value in environ.items():
-        known = name in INHERITED or name.startswith(INHERITED_PREFIXES)
-        secret = not SECRET_PARTS.isdisjoint(name.split("_"))
-        if (known and not secret) or name in config.pass_env:
-            env[name] = value
-    return env | config.env
+    return {"PYTHONUNBUFFERED": "1", **inherited_env(environ, config.pass_env), **config.env}
 
 
 def reap(directory: Path) -> None:
@@ -192,19 +173,3 @@ async def how_it_ended(process: EngineProcess) -> str:
     else:
         ending = f"it ended with exit code {code}"
     return f"{ending}; last in {process.log_path}: {words or 'nothing'}"
-
-
-def last_words(path: Path, lines: int = 3) -> str:
-    """Return the last lines of a log that say anything, as one. Blocks."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(os.fstat(file.fileno()).st_size - _TAIL_BYTES, 0))
-            tail = file.read().decode("utf-8", "replace")
-    except OSError as error:
-        return f"(cannot read it: {error.strerror})"
-    # progress bars end their lines with a carriage return, and colour them
-    cleaned = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", tail)
-    # lines of nothing but ^ and ~ point at code that is not shown here
-    said = [line.strip() for line in re.split(r"[\r\n]+", cleaned) if line.strip(" \t^~")]
-    shown = "".join(c if c.isprintable() else " " for c in " | ".join(said[-lines:]))
-    return shown if len(shown) <= _TAIL_CHARS else "..." + shown[-_TAIL_CHARS:]

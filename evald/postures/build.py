@@ -5,35 +5,43 @@ from __future__ import annotations
 from pathlib import Path
 
 from evald.config import Config
+from evald.evals.earlier import EarlierPoints
 from evald.evals.evaluator import Evaluator
 from evald.postures.contract import Engines, Posture
 from evald.postures.evaluated import EvaluatedPosture
 from evald.preflight import Preflight
+from evald.results.index import PointIndex
 from evald.results.modes import Modes
 
 
-def build_posture(config: Config, checked: Preflight) -> Posture:
-    """Build the posture; whether evald starts engines at all is decided here and nowhere else."""
+def build_posture(config: Config, checked: Preflight, index: PointIndex) -> Posture:
+    """Build the posture; whether evald starts engines at all is decided here and nowhere else.
+
+    ``index``: the ledger's, for comparisons with earlier points.
+    """
     results_dir = Path(config.results.dir)
     if config.blackbox is not None:
         from evald.postures.blackbox import BlackBoxPosture  # noqa: PLC0415 (only where it is used)
 
         return BlackBoxPosture(
-            config.blackbox, results_dir=results_dir, modes=Modes.of(config.results)
+            config.blackbox,
+            results_dir=results_dir,
+            modes=Modes.of(config.results),
+            environ=checked.environ,
         )
     engines: Engines
-    if config.fleet is not None:
+    if config.fleet is not None and checked.fleet is not None:
         from evald.postures.fleet import fleet_engines  # noqa: PLC0415 (only where it is used)
 
         engines = fleet_engines(config.fleet, results_dir, plan=checked.fleet)
     elif config.attached is not None:
         from evald.postures.attached import attached_engines  # noqa: PLC0415 (only where it is used)
 
-        engines = attached_engines(config.attached)
+        engines = attached_engines(config.attached, environ=checked.environ)
     elif config.shared is not None:
         from evald.postures.shared import shared_engines  # noqa: PLC0415 (only where it is used)
 
-        engines = shared_engines(config.shared)
+        engines = shared_engines(config.shared, environ=checked.environ)
     else:
         raise ValueError("the config has no posture")
     evaluator = Evaluator(
@@ -42,5 +50,8 @@ def build_posture(config: Config, checked: Preflight) -> Posture:
         results=config.results,
         model_dir=Path(config.posture.model or ""),
         context_len=checked.context_len,
+        earlier=EarlierPoints(index, results_dir),
+        aggregates=config.aggregate,
+        environ=checked.environ,
     )
     return EvaluatedPosture(engines, evaluator, loads=config.shared is None)

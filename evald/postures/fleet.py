@@ -13,7 +13,7 @@ from evald.engines.leftovers import reap_leftovers
 from evald.engines.pin import Checksums, Loading
 from evald.engines.pin_mode import PinMode
 from evald.engines.plan import EnginePlan
-from evald.engines.prepare import FleetPlan, prepare_fleet
+from evald.engines.prepare import FleetPlan
 from evald.engines.sglang_launcher import SGLangLauncher
 from evald.postures.engine_pool import EnginePool, Member, Rules
 
@@ -38,19 +38,16 @@ def fleet_engines(
     config: Fleet,
     results_dir: Path,
     *,
-    plan: FleetPlan | None = None,
+    plan: FleetPlan,
     launcher_factory: LauncherFactory | None = None,
     update_test: bool = True,
 ) -> FleetEngines:
     """Build the fleet's engines (0 are allowed: then nothing is served).
 
-    ``plan``: what was made of the config; None: it is made here, which may take minutes.
-    ``launcher_factory`` replaces SGLang, and ``update_test = False`` leaves out the test whether
-    running engines can be updated at all. Raises ConfigError.
+    ``plan``: what ``prepare_fleet`` made of the config. ``launcher_factory`` replaces SGLang, and
+    ``update_test = False`` leaves out the test whether running engines can be updated at all.
     """
     logs = results_dir / "engines"
-    if plan is None:
-        plan = prepare_fleet(config, engines_dir=logs)
     #: engines of one group take updates, or do not, for the same reason.
     modes: dict[str | None, PinMode] = {}
     checksums = Checksums()
@@ -59,7 +56,7 @@ def fleet_engines(
         if launcher_factory is not None:
             launcher = launcher_factory(engine)
         else:
-            launcher = SGLangLauncher(engine, config, logs, arguments=plan.arguments)
+            launcher = SGLangLauncher(engine, config, logs, env=plan.env, arguments=plan.arguments)
         loading = Loading(
             load_format=engine.load_format, timeout_s=config.load_timeout_s, checksums=checksums
         )

@@ -21,12 +21,12 @@ class ProducerError(EvaldError):
 
 
 class Producer:
-    """POSTs to the ``pause`` and ``resume`` URLs; None: the trainer sees to that by itself.
+    """POSTs to the ``pause`` and ``resume`` URLs.
 
     ``timeout_s``: for one pause, and for all tries of one resumption.
     """
 
-    def __init__(self, pause: str | None, resume: str | None, *, timeout_s: float) -> None:
+    def __init__(self, pause: str, resume: str, *, timeout_s: float) -> None:
         self._pause = pause
         self._resume = resume
         self._timeout_s = timeout_s
@@ -36,8 +36,6 @@ class Producer:
 
         Raises ProducerError.
         """
-        if self._pause is None:
-            return
         try:
             async with asyncio.timeout(self._timeout_s):
                 await _post(self._pause, {"run": target.run, "step": target.step})
@@ -55,8 +53,6 @@ class Producer:
 
     async def resume(self) -> None:
         """Let the trainer go on; tries until it answers, logs an error when it never does."""
-        if self._resume is None:
-            return
         trouble = "no answer"
         try:
             async with asyncio.timeout(self._timeout_s):

@@ -3,32 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Mapping
-
-import structlog
 
 from evald.config import Shared
 from evald.engines.attach_launcher import AttachLauncher, engine_names, read_api_key
 from evald.engines.engine import Upkeep
-from evald.errors import ConfigError, Unhealthy
+from evald.errors import Unhealthy
 from evald.point import PinTarget
-from evald.postures.contract import GenerateRequest, Generation, Pin
+from evald.postures.contract import Engines, GenerateRequest, Generation, Pin
 from evald.postures.engine_pool import EnginePool, Member, Rules
 from evald.postures.producer import Producer, ProducerError
 from evald.status.view import EngineView
 
-log = structlog.get_logger(__name__)
 
-
-def shared_engines(config: Shared, *, environ: Mapping[str, str] = os.environ) -> SharedEngines:
-    """Build the pool of the servers at ``config.urls``; raises ConfigError."""
-    if (config.pause is None) != (config.resume is None):
-        problem = (
-            "shared: a trainer that is paused must be resumed, and the other way round; set both "
-            "pause and resume, or none"
-        )
-        raise ConfigError([problem])
+def shared_engines(config: Shared, *, environ: Mapping[str, str]) -> Engines:
+    """Build the pool of the servers at ``config.urls``; raises ConfigError (no API key)."""
     api_key = read_api_key(
         "shared", env=config.api_key_env, file=config.api_key_file, environ=environ
     )
@@ -38,11 +27,13 @@ def shared_engines(config: Shared, *, environ: Mapping[str, str] = os.environ) -
         for name, url in zip(engine_names(config.urls), config.urls, strict=True)
     ]
     pool = EnginePool(members, config, Rules(loads=False, all_engines=True, frozen=True))
-    producer = Producer(config.pause, config.resume, timeout_s=config.pause_timeout_s)
-    return SharedEngines(pool, producer)
+    if config.pause_and_resume is None:  # the trainer sees to that by itself
+        return pool
+    producer = Producer(*config.pause_and_resume, timeout_s=config.pause_timeout_s)
+    return PausingEngines(pool, producer)
 
 
-class SharedEngines:
+class PausingEngines:
     """Fulfils ``Engines``: the pool, between a pause of the producer and its resumption."""
 
     def __init__(self, pool: EnginePool, producer: Producer) -> None:

@@ -108,6 +108,17 @@ class PointIndex:
         ended = [state for state in self._points.values() if state.outcome is not None]
         return sorted(ended, key=lambda state: state.end_seq)
 
+    def measured(self, run: str, kind: Kind, *, below: int | None = None) -> PointState | None:
+        """Return the newest point of ``run`` that has a score, of a step ``below`` this one."""
+        found = [
+            state
+            for state in self._points.values()
+            if (state.key.run, state.key.kind) == (run, kind)
+            and state.outcome in {Outcome.OK, Outcome.PARTIAL}
+            and (below is None or state.key.step < below)
+        ]
+        return max(found, key=lambda state: (state.key.step, state.key.revision), default=None)
+
     def outcome_counts(self, run: str | None = None) -> dict[str, int]:
         """Return how many points (of ``run``) ended in each outcome; every outcome is a key."""
         counts = {outcome.value: 0 for outcome in Outcome}

@@ -21,6 +21,10 @@ FLUSH_BYTES = 64 * 1024
 FLUSH_INTERVAL_S = 1.0
 
 
+#: what became of a sample.
+Status = Literal["scored", "error", "grader_error", "timeout"]
+
+
 class SampleRecord(msgspec.Struct, kw_only=True):
     """One sample: what was asked, what came back, what it is worth."""
 
@@ -32,7 +36,7 @@ class SampleRecord(msgspec.Struct, kw_only=True):
     digest: str
     #: digest of everything else that the score depends on.
     config: str
-    status: Literal["scored", "error", "grader_error", "timeout"]
+    status: Status
     score: float | None = None
     no_answer: bool = False
     truncated: bool = False
@@ -48,6 +52,8 @@ class SampleRecord(msgspec.Struct, kw_only=True):
     answer: str = ""
     #: the response did not end its thinking, so that there is no answer.
     unfinished_thinking: bool = False
+    #: the prompt ended inside an open thought: grading the response again needs to know.
+    in_thought: bool = False
     #: further numbers of its kind of eval, by name ("nll", "acc_norm", ...).
     values: dict[str, float] = {}
     engine: str = ""
@@ -58,6 +64,11 @@ class SampleRecord(msgspec.Struct, kw_only=True):
 def point_samples_dir(results_dir: Path, key: PointKey) -> Path:
     """Return where the samples of a point lie: one ``<set>.jsonl`` for each eval set."""
     return results_dir / "samples" / key.run / f"{key.kind.value}_{key.step}.r{key.revision}"
+
+
+def sample_file(results_dir: Path, key: PointKey, set_name: str) -> Path:
+    """Return the journal of one eval set of a point."""
+    return point_samples_dir(results_dir, key) / f"{set_name}.jsonl"
 
 
 class SampleJournal:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 
 import structlog
@@ -11,6 +12,9 @@ import structlog
 from evald.staging.rights import closed_folder, deletable
 
 log = structlog.get_logger(__name__)
+
+#: a directory is in doubt for as long as a trainer takes to overwrite it: that is none of evald's.
+_DOUBT_S = 600.0
 
 #: hears an alert's name and its one sentence.
 Alerting = Callable[[str, str], Awaitable[None]]
@@ -22,6 +26,8 @@ class Alerts:
     def __init__(self, on_alert: Alerting | None) -> None:
         self._on_alert = on_alert
         self._told: set[object] = set()
+        #: directory in doubt -> since when.
+        self._doubtful: dict[Path, float] = {}
 
     def warn_once(self, event: str, detail: str, *, about: object = None) -> None:
         """Log a warning the first time that ``event`` is ``about`` this."""
@@ -59,6 +65,17 @@ class Alerts:
                     f"fit staging.pattern = {pattern!r}; rename it, or change the pattern"
                 )
                 tasks.create_task(self._alert("snapshot_misnamed", sentence), name="staging alert")
+
+    def tell_doubtful(self, doubtful: Mapping[Path, str], tasks: asyncio.TaskGroup) -> None:
+        """Tell of directories that have looked half-written for long: nothing may come of them."""
+        now = time.monotonic()
+        self._doubtful = {directory: self._doubtful.get(directory, now) for directory in doubtful}
+        for directory, since in self._doubtful.items():
+            about = ("doubtful", directory)
+            if now - since >= _DOUBT_S and about not in self._told:
+                self._told.add(about)
+                sentence = doubtful[directory]
+                tasks.create_task(self._alert("snapshot_doubtful", sentence), name="staging alert")
 
     async def _test_rights(self, directory: Path) -> None:
         fault = await asyncio.to_thread(deletable, directory, with_entry=True)

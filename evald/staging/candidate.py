@@ -12,9 +12,11 @@ import xxhash
 from evald.config import Staging
 from evald.errors import InvalidSnapshot, SnapshotGone
 from evald.point import SHARED, EvalPoint, Kind, PointKey, Snapshot
+from evald.presets import PRESETS
+from evald.staging.completeness import Identity, completeness
 from evald.staging.digest import content_digest, fingerprint
 from evald.staging.manifest import Manifest, read_manifest
-from evald.staging.scan import FoundSnapshot, Identity, Layout
+from evald.staging.scan import FoundSnapshot, Layout
 from evald.staging.validate import BaseModel, told, validate
 
 #: up to here the digest is made before acceptance; above only if somebody asked for it.
@@ -89,6 +91,8 @@ class Reader:
         self._layout = layout
         self._run = run
         self._base = base
+        preset = PRESETS.get(config.preset or "")
+        self._without_weights = preset.weights if preset else ""
         #: set when nobody waits for digests any more.
         self.stop = threading.Event()
 
@@ -104,6 +108,8 @@ class Reader:
             marker_time=found.marker_mtime_ns / 1e9,
         )
         self.look_again(candidate)
+        if not self._layout.completeness.has_manifest:
+            return candidate
         try:
             with told("use snapshot", found.directory):
                 marker = found.directory / self._config.marker
@@ -173,6 +179,7 @@ class Reader:
                 owned=candidate.owned,
                 manifest=candidate.manifest,
                 allow_absent=self._config.allow_absent,
+                without_weights=self._without_weights,
             )
         except InvalidSnapshot as error:
             candidate.fault = error.detail
@@ -187,7 +194,8 @@ def check_snapshot(config: Staging, directory: Path, base: BaseModel | None) -> 
     marker = directory / config.marker
     try:
         with told("use snapshot", directory):
-            manifest = read_manifest(marker, step=None) if marker.is_file() else Manifest()
+            has_manifest = completeness(config).has_manifest and marker.is_file()
+            manifest = read_manifest(marker, step=None) if has_manifest else Manifest()
         validate(directory, base, owned=False, manifest=manifest, allow_absent=config.allow_absent)
         if manifest.is_hashed:
             with told("use snapshot", directory):

@@ -12,7 +12,7 @@ from pathlib import Path
 import xxhash
 
 from evald.errors import EvaldError, InvalidSnapshot
-from evald.staging.files import SnapshotFile, list_files, open_file
+from evald.staging.files import SnapshotFile, is_training_state, list_files, open_file
 from evald.staging.manifest import ManifestFile
 from evald.staging.rights import unreadable
 
@@ -30,17 +30,20 @@ class HashingStopped(EvaldError):
 def fingerprint(directory: Path, marker: str) -> tuple[str, int]:
     """Return (hex fingerprint, total bytes) of the files of ``directory``, marker included.
 
-    It changes when a file is added, removed, replaced or written; it does not read content.
-    A directory without the marker has a fingerprint, too. Raises FileNotFoundError when the
-    directory is not there, SnapshotGone when it cannot be listed.
+    It changes when a file is added, removed, replaced or written; it does not read content. What a
+    trainer keeps to resume from counts for the bytes only. A directory without the marker has a
+    fingerprint, too. Raises FileNotFoundError when the directory is not there, SnapshotGone when it
+    cannot be listed.
     """
     state, total_bytes = xxhash.xxh3_128(), 0
     with suppress(OSError):  # it is no link; what else is wrong the listing tells
         state.update(f"link {directory.readlink()}\n".encode(errors="surrogateescape"))
     for file in _with_marker(list_files(directory), directory, marker):
+        total_bytes += file.size_bytes
+        if file.name != marker and is_training_state(file.name):
+            continue
         line = f"{file.name}\0{file.size_bytes}\0{file.mtime_ns}\0{file.inode}\0{file.link}\n"
         state.update(line.encode(errors="surrogateescape"))
-        total_bytes += file.size_bytes
     return state.hexdigest(), total_bytes
 
 
@@ -53,12 +56,17 @@ def content_digest(
 ) -> str:
     """Return the hex xxh3-128 over the sorted lines (name, size, xxh3-64) of all files.
 
-    The marker is not part of it, so equal weights exported twice have equal digests. ``expected``:
-    hashes of a manifest to check on the way. Setting ``stop`` ends the work with HashingStopped.
-    Raises FileNotFoundError when the directory vanishes, InvalidSnapshot for a file that cannot be
-    read or has another hash.
+    The marker is not part of it, nor is what a trainer keeps to resume from, so equal weights
+    exported twice have equal digests. ``expected``: hashes of a manifest to check on the way.
+    Setting ``stop`` ends the work with HashingStopped. Raises FileNotFoundError when the directory
+    vanishes, InvalidSnapshot for a file that cannot be read or has another hash.
     """
-    files = [file for file in list_files(directory) if file.name != marker]
+    expected = {name: file for name, file in (expected or {}).items() if name != marker}
+    files = [
+        file
+        for file in list_files(directory)
+        if file.name != marker and (file.name in expected or not is_training_state(file.name))
+    ]
     hash_one = partial(_file_hash, stop=stop or threading.Event())
     if sum(file.size_bytes for file in files) <= _SMALL_BYTES:
         hashes = {file.name: hash_one(file) for file in files}
@@ -68,9 +76,11 @@ def content_digest(
             found = pool.map(hash_one, largest_first)
             hashes = {file.name: value for file, value in zip(largest_first, found, strict=True)}
     contents = {name: content for name, (_, content) in hashes.items()}
-    _check_hashes(contents, {k: v for k, v in (expected or {}).items() if k != marker})
+    _check_hashes(contents, expected)
     state = xxhash.xxh3_128()
     for name, (size_bytes, content) in sorted(hashes.items()):
+        if is_training_state(name):
+            continue
         state.update(f"{name}\0{size_bytes}\0{content}\n".encode(errors="surrogateescape"))
     return state.hexdigest()
 

@@ -11,12 +11,25 @@ import io
 import os
 import stat
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
 import msgspec
 
 from evald.errors import SnapshotGone
 
+#: what trainers keep beside the weights to resume from, by the first component of its name.
+_TRAINING_STATE = (
+    "optimizer.*",
+    "optimizer_[0-9]*",
+    "scheduler.*",
+    "scaler.*",
+    "rng_state*",
+    "random_states_*",
+    "trainer_state.json",
+    "training_args.bin",
+    "global_step[0-9]*",
+)
 #: folders within folders; no checkpoint comes near, and every look at one recurses.
 MAX_DEPTH = 32
 #: of a folder's path: any name still fits behind it (PATH_MAX is 4096 bytes).
@@ -77,6 +90,16 @@ def list_files(directory: Path) -> list[SnapshotFile]:
         raise
     except OSError as error:
         raise SnapshotGone(f"cannot list {directory}: {error.strerror or error}") from error
+
+
+def is_training_state(name: str) -> bool:
+    """Tell whether a name below the snapshot is no part of the model.
+
+    No engine loads it, it is larger than the weights, and ranks other than the first may write
+    theirs when the snapshot is finished already: so it counts neither for fingerprint nor digest.
+    """
+    first = name.partition("/")[0]
+    return any(fnmatchcase(first, pattern) for pattern in _TRAINING_STATE)
 
 
 def open_file(path: Path) -> io.BufferedReader:

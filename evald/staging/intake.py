@@ -14,13 +14,15 @@ from evald.point import PointKey
 from evald.results.index import PointIndex
 from evald.staging.alerts import Alerting, Alerts
 from evald.staging.candidate import Candidate, Reader, check_snapshot
+from evald.staging.completeness import Identity
 from evald.staging.offers import InvalidPoint, Offer, RunEnded, TrainerSkip
 from evald.staging.recovery import Recovery
 from evald.staging.retention import Retention
 from evald.staging.revisions import Decision, Revisions, Verdict
 from evald.staging.rights import deletable
 from evald.staging.root_lock import RootLock
-from evald.staging.scan import Found, FoundFile, FoundSnapshot, Identity, Layout, scan
+from evald.staging.scan import Found, FoundFile, FoundSnapshot, Layout, scan
+from evald.staging.settling import Settling
 from evald.staging.validate import BaseModel
 from evald.staging.watch import Watch
 from evald.staging.words import BrokenWord, Listener
@@ -89,6 +91,8 @@ class Intake:
             offer_as=self._offer_as,
         )
         self._sizes: dict[Path, int] = {}
+        settles = self._layout.completeness.settles
+        self._settling = Settling(config.scan_interval_s) if settles else None
         self._free_bytes = 0
         self._waiting: list[Candidate] = []
         #: seen once: a half-written word, or a run's end that a last look has to precede.
@@ -106,12 +110,14 @@ class Intake:
             used_bytes=sum(self._sizes.values()),
             free_bytes=self._free_bytes,
             snapshots=len(self._seen),
+            max_bytes=self._config.max_bytes,
         )
 
     async def run(self) -> None:
         """Take in snapshots until cancelled; raises EvaldError when there can be no root."""
         await asyncio.to_thread(self._make_root)
-        watch = Watch(self._root, self._layout.marker, scan_interval_s=self._config.scan_interval_s)
+        hint = self._layout.completeness.hint
+        watch = Watch(self._root, hint, scan_interval_s=self._config.scan_interval_s)
         lock = RootLock(self._root)
         try:
             if self._config.owned:
@@ -174,6 +180,8 @@ class Intake:
                 del known[path]
         for directory in [directory for directory in self._sizes if directory not in marked]:
             del self._sizes[directory]
+        if self._settling is not None:
+            self._settling.keep(marked)
         again = [one for one in self._waiting if one.request or one.directory in self._seen]
         self._waiting = []
         snapshots = [one for one in found.marked if one.directory not in self._seen]
@@ -191,6 +199,7 @@ class Intake:
             batch.add_done_callback(self._batches.discard)
         self._alerts.tell_closed(found.closed, tasks)
         self._alerts.tell_misnamed(found.misnamed, self._config.pattern, tasks)
+        self._alerts.tell_doubtful(found.doubtful, tasks)
         if snapshots and self._config.owned:
             self._alerts.test_rights(snapshots[0].directory, tasks)
         return self._take_ends(ends, tasks)
@@ -235,7 +244,9 @@ class Intake:
         async with self._slots:
             try:
                 candidate = await asyncio.to_thread(self._reader.look, found)
+                self._require_calm(candidate)
                 await self._judge(candidate)
+                self._require_calm(candidate)
             except SnapshotGone as gone:
                 self._forget(found.directory, str(gone))
                 return None
@@ -260,6 +271,13 @@ class Intake:
             self._heard.pop(file.path, None)
             return None
         return word
+
+    def _require_calm(self, candidate: Candidate) -> None:
+        """Raise SnapshotGone for what has no marker of its own and does not stand still yet."""
+        if self._settling is None or self._revisions.by_fingerprint(candidate) is not None:
+            return
+        if not self._settling.has_settled(candidate):
+            raise SnapshotGone(f"{candidate.directory} has not stood still long enough yet")
 
     async def _judge(self, candidate: Candidate) -> None:
         if candidate.fingerprint and self._revisions.by_fingerprint(candidate) is None:
@@ -317,6 +335,9 @@ class Intake:
     async def _end_run(self, file: FoundFile, before: set[asyncio.Task[None]]) -> None:
         if before:
             await asyncio.wait(before)
+        if self._settling is not None and self._settling.restless:
+            self._heard.pop(file.path, None)  # the next scan asks again
+            return
         end = await self._hear(file)
         if isinstance(end, RunEnded):
             await self._offer(end)

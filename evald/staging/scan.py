@@ -1,7 +1,7 @@
 """What is in the staging root right now: an idempotent look that is cheap enough for every event.
 
 One directory listing for the root and for each run's folder, and one stat for each marker. Hidden
-names are ignored. Content is not read here.
+names are ignored. Of content, only a file that stands in for a marker is read (``completeness``).
 """
 
 from __future__ import annotations
@@ -16,21 +16,20 @@ from typing import Literal
 import msgspec
 
 from evald.config import Staging
+from evald.staging.completeness import Doubt, Identity, completeness, file_identity
 from evald.staging.manifest import RUN_NAME
 
 _STEP = "{step}"
-#: device, inode, and for a file also its mtime in ns and size: "still the same one".
-Identity = tuple[int, ...]
 
 
 class FoundSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """A directory whose name fits the pattern and whose marker is there."""
+    """A directory whose name fits the pattern and that is finished."""
 
     directory: Path
     step: int
     #: name of the run's folder; None directly in the root.
     folder_run: str | None
-    #: of the directory and of its marker.
+    #: of the directory, and of what tells that it is finished.
     identity: Identity
     marker_mtime_ns: int
 
@@ -54,8 +53,10 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     folders: dict[Path, Identity]
     #: finished snapshots, oldest marker first.
     marked: list[FoundSnapshot]
-    #: directories (perhaps still to be made) that wait for their marker.
+    #: directories (perhaps still to be made) that are not finished.
     unmarked: list[Path]
+    #: those of them that look finished all the same -> why they are not taken.
+    doubtful: dict[Path, str] = {}
     #: directories in which evald may not even look for the marker.
     closed: list[Path] = []
     #: directories with a marker whose names do not fit the pattern.
@@ -66,7 +67,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Layout:
-    """Names in a staging root: the config's ``pattern`` and ``marker``.
+    """Names in a staging root, the config's ``pattern`` and ``marker``, and when one is finished.
 
     A pattern can have several components (``global_step_{step}/actor/huggingface``); those after
     the first with ``{step}`` are known once the step is.
@@ -75,6 +76,7 @@ class Layout:
     def __init__(self, config: Staging) -> None:
         self.root = Path(config.root)
         self.marker = config.marker
+        self.completeness = completeness(config)
         parts = Path(config.pattern).parts
         first = next(i for i, part in enumerate(parts) if _STEP in part)
         #: folders on the way, and the component that has the step.
@@ -103,16 +105,12 @@ def scan(layout: Layout) -> Found:
         folders=look.folders,
         marked=look.marked,
         unmarked=look.unmarked,
+        doubtful=look.doubtful,
         closed=look.closed,
         misnamed=look.misnamed,
         files=look.files,
         free_bytes=disk.f_bavail * disk.f_frsize,
     )
-
-
-def file_identity(status: os.stat_result) -> Identity:
-    """Tell one state of one file from all others."""
-    return (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size)
 
 
 class _Look:
@@ -123,6 +121,7 @@ class _Look:
         self.folders: dict[Path, Identity] = {}
         self.marked: list[FoundSnapshot] = []
         self.unmarked: list[Path] = []
+        self.doubtful: dict[Path, str] = {}
         self.closed: list[Path] = []
         self.misnamed: list[Path] = []
         self.files: list[FoundFile] = []
@@ -136,7 +135,8 @@ class _Look:
             elif self._file(entry, path, run) or run is not None:
                 continue
             elif _is_dir(entry):
-                if _is_file(path / self._layout.marker):
+                # what stands in for a marker is elsewhere, too: a Trainer leaves its last state
+                if self._layout.completeness.has_manifest and _is_file(path / self._layout.marker):
                     self.misnamed.append(path)
                 if not RUN_NAME.fullmatch(entry.name):
                     continue
@@ -169,7 +169,7 @@ class _Look:
 
     def _snapshot(self, directory: Path, step: int, run: str | None) -> None:
         try:
-            marker = (directory / self._layout.marker).stat()
+            proof = self._layout.completeness.look(directory, step)
             own = directory.stat()
         except PermissionError:
             self.closed.append(directory)
@@ -177,16 +177,18 @@ class _Look:
         except OSError:
             self.unmarked.append(directory)
             return
-        if not stat.S_ISREG(marker.st_mode):
+        if proof is None or isinstance(proof, Doubt):
             self.unmarked.append(directory)
+            if proof is not None:
+                self.doubtful[directory] = proof.sentence
             return
         self.marked.append(
             FoundSnapshot(
                 directory=directory,
                 step=step,
                 folder_run=run,
-                identity=(own.st_dev, own.st_ino, *file_identity(marker)),
-                marker_mtime_ns=marker.st_mtime_ns,
+                identity=(own.st_dev, own.st_ino, *proof.identity),
+                marker_mtime_ns=proof.mtime_ns,
             )
         )
 

@@ -17,13 +17,21 @@ from pathlib import Path, PurePosixPath
 import msgspec
 
 from evald.errors import InvalidSnapshot
-from evald.staging.files import MAX_DEPTH, SnapshotFile, list_files, open_file
+from evald.staging.files import (
+    MAX_DEPTH,
+    SnapshotFile,
+    is_training_state,
+    list_files,
+    open_file,
+)
 from evald.staging.manifest import Manifest
 from evald.staging.rights import closed_folder, is_readable, unreadable
 from evald.staging.safetensors_header import TensorInfo, read_header, shown
 
 INDEX = "model.safetensors.index.json"
 _SUFFIX = ".safetensors"
+#: endings of weights that no engine gets.
+_FOREIGN = (".bin", ".pt", ".pth", ".distcp")
 #: a folder for adapters that come along with the weights; engines do not load it.
 _ADAPTER = "adapter"
 #: SGLang copies one of these into another; all other types must be the base model's.
@@ -79,13 +87,15 @@ def validate(
     owned: bool = True,
     manifest: Manifest | None = None,
     allow_absent: Sequence[str] = (),
+    without_weights: str = "",
 ) -> None:
     """Compare a snapshot with itself, its manifest and ``base``; hashes are left to the digest.
 
     ``base`` None: nothing is known of the names and shapes that it must have.
     ``owned``: links may not leave the directory, which will be deleted. ``allow_absent``: shell
-    patterns of tensors that may be missing. Raises InvalidSnapshot with one sentence for the first
-    fault, and FileNotFoundError when the directory vanishes meanwhile.
+    patterns of tensors that may be missing. ``without_weights``: how to make the trainer save some.
+    Raises InvalidSnapshot with one sentence for the first fault, and FileNotFoundError when the
+    directory vanishes meanwhile.
     """
     with told("use snapshot", directory):
         files = list_files(directory)
@@ -94,7 +104,7 @@ def validate(
         _check_readable(files)
         if manifest is not None:
             _check_sizes(files, manifest)
-        tensors = _read_tensors(files)
+        tensors = _read_tensors(files, without_weights)
         if base is not None:
             _compare(tensors, base, allow_absent)
 
@@ -167,7 +177,7 @@ def _check_sizes(files: Iterable[SnapshotFile], manifest: Manifest) -> None:
             )
 
 
-def _read_tensors(files: Sequence[SnapshotFile]) -> _Tensors:
+def _read_tensors(files: Sequence[SnapshotFile], without_weights: str = "") -> _Tensors:
     """Read all shards' headers and check that index and shards tell the same."""
     shards = {file.name: file for file in files if _is_weights(file)}
     index_file = next((file for file in files if file.name == INDEX), None)
@@ -178,7 +188,12 @@ def _read_tensors(files: Sequence[SnapshotFile]) -> _Tensors:
             "remove it"
         )
     if not shards:
-        raise InvalidSnapshot(_no_weights(files))
+        raise InvalidSnapshot(_no_weights(files, without_weights))
+    if all(name.startswith(_ADAPTER + "_model") for name in shards):
+        raise InvalidSnapshot(
+            f"it is a LoRA adapter ({min(shards)}) without the model's own weights; save the whole "
+            "model (merge_and_unload in peft), or export with evald.trainer, which merges"
+        )
     index = _read_index(index_file) if index_file is not None else None
     if index is not None:
         _check_shards(shards, index)
@@ -199,13 +214,14 @@ def _is_weights(file: SnapshotFile) -> bool:
     return file.name.endswith(_SUFFIX) and not file.is_hidden and not in_adapter
 
 
-def _no_weights(files: Iterable[SnapshotFile]) -> str:
+def _no_weights(files: Iterable[SnapshotFile], remedy: str) -> str:
     for file in files:
-        if file.name.endswith((".bin", ".pt", ".pth", ".distcp")):
-            return (
-                f"it has weights in another format ({file.name}) and no *{_SUFFIX}; export in "
-                "Hugging Face format (save_pretrained writes safetensors)"
+        if file.name.endswith(_FOREIGN) and not is_training_state(file.name):
+            return f"it has weights in another format ({file.name}) and no *{_SUFFIX}; " + (
+                remedy or "export in Hugging Face format (save_pretrained writes safetensors)"
             )
+    if remedy:
+        return f"it is finished and has no weights (no *{_SUFFIX} file); {remedy}"
     return f"it has its marker and no weights (no *{_SUFFIX} file); write the marker last"
 
 

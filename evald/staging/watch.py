@@ -2,7 +2,8 @@
 
 A watch on the root cannot see a marker inside a snapshot in time, and a recursive one misses
 markers in fresh directories and floods while shards are written. So folders are watched
-non-recursively, and the marker of each young unmarked directory is looked at every 20 ms.
+non-recursively, and the marker (or what stands in for it) of each young unmarked directory is
+looked at every 20 ms.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import msgspec
 import structlog
 import watchfiles
 
-from evald.staging.scan import Identity
+from evald.staging.completeness import Identity
 
 log = structlog.get_logger(__name__)
 
@@ -43,13 +44,21 @@ class _Young(msgspec.Struct):
     since: float
     mtime_ns: int
     due: float
+    #: the marker's state at the last look.
+    hint: Identity | None = None
 
 
 class Watch:
-    """Waits for a hint that something changed in the watched folders."""
+    """Waits for a hint that something changed in the watched folders.
 
-    def __init__(self, root: Path, marker: str, *, scan_interval_s: float) -> None:
-        self._marker = marker
+    ``hint`` returns the state of an unfinished directory's marker, or None: another state than the
+    last one is worth a scan.
+    """
+
+    def __init__(
+        self, root: Path, hint: Callable[[Path], Identity | None], *, scan_interval_s: float
+    ) -> None:
+        self._hint_of = hint
         self._interval_s = scan_interval_s
         self._hint = asyncio.Event()
         self._armed_for: Mapping[Path, Identity] = {}
@@ -128,14 +137,15 @@ class Watch:
             if times != self._folder_times:
                 self._folder_times = times
                 return True
+        is_news = False
         for path, young in due.items():
-            if os.path.isfile(path / self._marker):  # noqa: PTH113 (is_file raises for a closed one)
-                return True
+            before, young.hint = young.hint, self._hint_of(path)
+            is_news = is_news or young.hint not in {None, before}
             mtime_ns = _mtime_ns(path)
             if mtime_ns != young.mtime_ns:  # a shard was begun: the marker may be near
                 young.mtime_ns, young.since = mtime_ns, now
             young.due = now + self.poll_interval_s(now - young.since)
-        return False
+        return is_news
 
     def poll_interval_s(self, age_s: float) -> float:
         """Seconds between two looks at a directory in which nothing was created for ``age_s``."""

@@ -1,49 +1,33 @@
-"""The status server: what the daemon does and what it recorded, over a unix socket."""
+"""The status server: what the daemon does and what it recorded, over a unix socket and TCP."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import structlog
 from aiohttp import web
 
 from evald.errors import EvaldError
-from evald.results.follow import Follower
-from evald.status.command import Command
+from evald.status.listen import TcpListener, show_address
+from evald.status.routes import Operate, Routes
 from evald.status.sockets import LINK_NAME, answers, check_fallback, fallback_dir, socket_path
 from evald.status.view import StatusView
-from evald.text import encode_json
 
 __all__ = ["StatusServer", "socket_path"]
 
 log = structlog.get_logger(__name__)
 
 SOCKET_MODE = 0o660
-RECORDS_LIMIT = 1000
 SHUTDOWN_TIMEOUT_S = 2.0
 
 
-class _Seq(msgspec.Struct):
-    seq: int
-
-
-_seq_decoder = msgspec.json.Decoder(_Seq)
-
-
-#: carries out a command and says what was done; raises EvaldError with why not.
-Operate = Callable[[Command], Awaitable[str]]
-
-
 class StatusServer:
-    """Serves the status and the ledger's records, and takes an operator's commands.
+    """Serves the status, the ledger's records and samples, and takes an operator's commands.
 
-    ``GET /status`` answers a StatusView, ``GET /records?after=SEQ`` ledger lines. ``POST /operate``
-    takes a Command: 200 with a sentence, 409 with the reason of a refusal.
-    ``/records`` answers at most ``limit`` (default and maximum 1000) lines with ``seq`` above
-    ``after``, oldest first, as newline-delimited JSON, just as they stand in the ledger.
+    The unix socket's mode says who may ask there; ``tcp`` (None: no TCP) asks for a token. It is
+    not encrypted: a tunnel or a proxy is. What can be asked: see :class:`Routes`.
     """
 
     def __init__(
@@ -52,14 +36,19 @@ class StatusServer:
         *,
         view: Callable[[], StatusView],
         results_file: Path,
+        newest_seq: Callable[[], int],
         operate: Operate,
+        tcp: TcpListener | None = None,
     ) -> None:
         self.socket = socket
-        self._operate = operate
-        self._view = view
-        self._results_file = results_file
+        #: the TCP address, with the port that it got; None while there is none.
+        self.listen: str | None = None
+        self._tcp = tcp
+        self._routes = Routes(
+            view=view, results_file=results_file, newest_seq=newest_seq, operate=operate
+        )
         self._link = results_file.parent / LINK_NAME
-        self._runner: web.AppRunner | None = None
+        self._runners: list[web.AppRunner] = []
         self._inode = 0
 
     async def start(self) -> None:
@@ -68,29 +57,48 @@ class StatusServer:
             await asyncio.to_thread(self._make_way)
         except OSError as error:
             raise self._cannot(error) from error
-        app = web.Application()
-        app.add_routes([
-            web.get("/status", self._status),
-            web.get("/records", self._records),
-            web.post("/operate", self._command),
-        ])  # fmt: skip
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_TIMEOUT_S)
-        await runner.setup()
         try:
-            await web.UnixSite(runner, self.socket).start()
-            await asyncio.to_thread(self._publish)
+            try:
+                await web.UnixSite(await self._runner(None), self.socket).start()
+                await asyncio.to_thread(self._publish)
+            except OSError as error:
+                raise self._cannot(error) from error
+            if self._tcp is not None:
+                await self._start_tcp(self._tcp)
+        except EvaldError:
+            await self.close()
+            raise
+        log.info("status_listening", socket=str(self.socket), tcp=self.listen)
+
+    async def _start_tcp(self, tcp: TcpListener) -> None:
+        runner = await self._runner(tcp.token)
+        try:
+            await web.TCPSite(runner, tcp.host, tcp.port).start()
         except OSError as error:
-            await runner.cleanup()
-            raise self._cannot(error) from error
-        self._runner = runner
-        log.info("status_listening", socket=str(self.socket))
+            raise EvaldError(
+                f"cannot listen on {show_address(tcp.host, tcp.port)}: {error.strerror or error}; "
+                "set status.listen to an address of this machine and a free port"
+            ) from error
+        host, port, *_ = runner.addresses[0]
+        self.listen = show_address(host, port)
+
+    async def _runner(self, token: str | None) -> web.AppRunner:
+        runner = web.AppRunner(
+            self._routes.app(token=token), access_log=None, shutdown_timeout=SHUTDOWN_TIMEOUT_S
+        )
+        await runner.setup()
+        self._runners.append(runner)
+        return runner
 
     async def close(self) -> None:
         """Stop listening and take the socket away, unless it is another daemon's by now."""
-        if self._runner is not None:
-            await self._runner.cleanup()
-            self._runner = None
+        self._routes.close()
+        self.listen = None
+        while self._runners:
+            await self._runners.pop().cleanup()
+        if self._inode:
             await asyncio.to_thread(self._clean_up)
+            self._inode = 0
 
     def _publish(self) -> None:
         self.socket.chmod(SOCKET_MODE)
@@ -126,38 +134,3 @@ class StatusServer:
             f"cannot listen on {self.socket}: {error}; "
             "set status.socket to a path where the daemon's user may write"
         )
-
-    async def _status(self, _request: web.Request) -> web.Response:
-        return web.Response(body=encode_json(self._view()), content_type="application/json")
-
-    async def _records(self, request: web.Request) -> web.Response:
-        try:
-            after = _natural(request, "after", 0)
-            limit = min(_natural(request, "limit", RECORDS_LIMIT), RECORDS_LIMIT)
-        except ValueError as error:
-            return web.Response(status=400, text=f"{error}\n")
-        body = await asyncio.to_thread(self._lines, after, limit)
-        return web.Response(body=body, content_type="application/x-ndjson")
-
-    async def _command(self, request: web.Request) -> web.Response:
-        try:
-            command = msgspec.json.decode(await request.read(), type=Command)
-        except msgspec.DecodeError as error:
-            return web.Response(status=400, text=f"cannot understand the command: {error}")
-        try:
-            return web.Response(text=await self._operate(command))
-        except EvaldError as error:
-            return web.Response(status=409, text=str(error))
-
-    def _lines(self, after: int, limit: int) -> bytes:
-        with Follower(self._results_file) as follower:
-            lines = [line for line in follower.read() if _seq_decoder.decode(line).seq > after]
-        return b"".join(line + b"\n" for line in lines[:limit])
-
-
-def _natural(request: web.Request, name: str, default: int) -> int:
-    """Return a query argument that is a whole number from 0; raises ValueError."""
-    text = request.query.get(name, str(default))
-    if not (text.isascii() and text.isdigit()):
-        raise ValueError(f"cannot use {name}={text!r}: it must be a whole number from 0")
-    return int(text)

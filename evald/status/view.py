@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+#: header of ``/records``: the newest seq; a reader that is beyond it has read another ledger.
+LAST_SEQ_HEADER = "Evald-Last-Seq"
+
 
 class EngineView(msgspec.Struct, kw_only=True):
     """One engine."""
@@ -50,6 +53,8 @@ class StagingView(msgspec.Struct, kw_only=True):
     used_bytes: int
     free_bytes: int
     snapshots: int
+    #: budget for ``used_bytes``; None: the free space of the file system.
+    max_bytes: int | None = None
 
 
 class StatusView(msgspec.Struct, kw_only=True):
@@ -75,3 +80,5 @@ class StatusView(msgspec.Struct, kw_only=True):
     engines: list[EngineView] = []
     staging: StagingView | None = None
     last_seq: int = 0
+    #: TCP address at which the daemon can be asked with its token; None: none.
+    listen: str | None = None

@@ -1,8 +1,9 @@
-"""Fakes that users can use too: tiny models and snapshots, and an engine with scripted faults.
+"""Fakes that users can use too: tiny models, snapshots, an engine and a daemon with scripts.
 
 ``python -m evald.testing --model-path DIR --port N`` runs the fake engine as a process of its own.
 """
 
+from evald.testing.fake_daemon import Ending, FakeDaemon
 from evald.testing.fake_engine import FakeEngine, Fault
 from evald.testing.fake_launcher import (
     FakeLauncher,
@@ -23,6 +24,8 @@ from evald.testing.snapshots import (
 )
 
 __all__ = [
+    "Ending",
+    "FakeDaemon",
     "FakeEngine",
     "FakeLauncher",
     "FakeProcess",

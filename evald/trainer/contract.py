@@ -56,7 +56,7 @@ class Alone:
 
     rank = 0
     size = 1
-    near = (0,)
+    near: tuple[int, ...] = (0,)
 
     def exchange(self, value: Any) -> list[Any]:
         """Return the own value."""

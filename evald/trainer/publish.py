@@ -13,10 +13,10 @@ import secrets
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import xxhash
 
@@ -34,6 +34,100 @@ class PublishError(EvaldError):
 
 class StillEvaluating(PublishError):
     """The step was published before and evald has not ended its point yet."""
+
+
+class Draft:
+    """A snapshot that is being written into a hidden directory; ``seal`` publishes it.
+
+    A context manager: ``open`` on the way in; on the way out nothing is left of what was not
+    sealed. Arguments and errors: see ``publish``.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        step: int,
+        *,
+        run: str | None = None,
+        final: bool = False,
+        pattern: str = "step_{step}",
+        marker: str = ".complete",
+        busy_timeout_s: float = 60.0,
+    ) -> None:
+        self._started = time.monotonic()
+        self._root = Path(root)
+        self._step = step
+        self._run = run
+        self._final = final
+        self._marker = marker
+        self._busy_timeout_s = busy_timeout_s
+        self._name = _name(pattern, step)
+        self._undo = ExitStack()
+        #: where the files go: on the root's file system, unseen by evald.
+        self.directory = _hidden(self._root, self._name)
+
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.discard()
+
+    def open(self) -> None:
+        """Make room for the step: wait until its earlier point has ended, take its marker away."""
+        root, target = self._root, self._root / self._name
+        root.mkdir(parents=True, exist_ok=True)
+        for leftover in root.glob(f".tmp-{_flat(self._name)}.*"):  # of an export that was killed
+            _remove(leftover)
+        if target.exists():
+            _wait_until_ended(root, self._run, self._step, self._busy_timeout_s)
+            # the marker goes before the first byte of a re-export
+            (target / self._marker).unlink(missing_ok=True)
+            aside = target.rename(_hidden(root, self._name))
+            shutil.rmtree(aside)
+        # not tempfile: its mode 0700 would cut what a default ACL of the root grants
+        self.directory.mkdir()
+        self._undo.callback(shutil.rmtree, self.directory, ignore_errors=True)
+
+    def seal(
+        self,
+        *,
+        hashes: bool = True,
+        known: Mapping[str, dict[str, Any]] | None = None,
+        stall_s: float | None = None,
+    ) -> Path:
+        """Give the directory its name, and the marker last; return it.
+
+        ``known``: entries of the manifest for files whose hashes the caller has already.
+        """
+        root, target = self._root, self._root / self._name
+        (self.directory / self._marker).unlink(missing_ok=True)
+        files = _list_files(self.directory, hashes=hashes, known=known or {})
+        if not files:
+            raise PublishError(
+                f"cannot publish step {self._step}: nothing was written into {self.directory}"
+            )
+        _open_up(self.directory, root)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        self.directory.rename(target)
+        self._undo.callback(shutil.rmtree, target, ignore_errors=True)
+        export_s = time.monotonic() - self._started
+        manifest = _with_run(
+            self._run,
+            schema=1,
+            step=self._step,
+            files=files,
+            export_s=round(export_s, 6),
+            stall_s=round(export_s if stall_s is None else stall_s, 6),
+            final=self._final,
+        )
+        _write_atomically(root, target / self._marker, manifest)
+        self._undo.pop_all()
+        return target
+
+    def discard(self) -> None:
+        """Remove what was written and not sealed."""
+        self._undo.close()
 
 
 def publish(
@@ -59,46 +153,17 @@ def publish(
     Raises StillEvaluating after that wait, PublishError when ``build`` wrote no file, and
     OSError (ENOSPC when the file system is full); the last two leave nothing behind.
     """
-    started = time.monotonic()
-    root = Path(root)
-    name = _name(pattern, step)
-    target = root / name
-    root.mkdir(parents=True, exist_ok=True)
-    for leftover in root.glob(f".tmp-{_flat(name)}.*"):  # of an export that was killed
-        _remove(leftover)
-    if target.exists():
-        _wait_until_ended(root, run, step, busy_timeout_s)
-        # the marker goes before the first byte of a re-export
-        (target / marker).unlink(missing_ok=True)
-        aside = target.rename(_hidden(root, name))
-        shutil.rmtree(aside)
-    with ExitStack() as undo:
-        # not tempfile: its mode 0700 would cut what a default ACL of the root grants
-        directory = _hidden(root, name)
-        directory.mkdir()
-        undo.callback(shutil.rmtree, directory, ignore_errors=True)
-        build(directory)
-        (directory / marker).unlink(missing_ok=True)
-        files = _list_files(directory, hashes=hashes)
-        if not files:
-            raise PublishError(f"cannot publish step {step}: nothing was written into {directory}")
-        _open_up(directory, root)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        directory.rename(target)
-        undo.callback(shutil.rmtree, target, ignore_errors=True)
-        export_s = time.monotonic() - started
-        manifest = _with_run(
-            run,
-            schema=1,
-            step=step,
-            files=files,
-            export_s=round(export_s, 6),
-            stall_s=round(export_s if stall_s is None else stall_s, 6),
-            final=final,
-        )
-        _write_atomically(root, target / marker, manifest)
-        undo.pop_all()
-    return target
+    with Draft(
+        root,
+        step,
+        run=run,
+        final=final,
+        pattern=pattern,
+        marker=marker,
+        busy_timeout_s=busy_timeout_s,
+    ) as draft:
+        build(draft.directory)
+        return draft.seal(hashes=hashes, stall_s=stall_s)
 
 
 def skip(
@@ -180,15 +245,20 @@ def _walk(directory: Path) -> Iterator[Path]:
             yield Path(folder, name)
 
 
-def _list_files(directory: Path, *, hashes: bool) -> dict[str, dict[str, Any]]:
+def _list_files(
+    directory: Path, *, hashes: bool, known: Mapping[str, dict[str, Any]]
+) -> dict[str, dict[str, Any]]:
     files: dict[str, dict[str, Any]] = {}
     for path in sorted(_walk(directory)):
         if not path.is_file():
             continue
+        name = path.relative_to(directory).as_posix()
         entry: dict[str, Any] = {"size": path.stat().st_size}
-        if hashes:
+        if name in known:
+            entry = known[name]
+        elif hashes:
             entry["xxh3"] = _xxh3(path)
-        files[path.relative_to(directory).as_posix()] = entry
+        files[name] = entry
     return files
 
 

@@ -7,7 +7,7 @@ have; a change before the point is done gives ``skipped_version_changed``, never
 from __future__ import annotations
 
 import contextlib
-import json
+import functools
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -15,10 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from evald.point import SHARED
-from evald.results.follow import Follower
+from evald.trainer.contract import Link
+from evald.trainer.file_link import FileLink
 from evald.trainer.publish import write_request
 
 _POLL_S = 0.1
+#: gives a request to evald, by name and content; what it returns takes it back, if it still can.
+Post = Callable[[str, dict[str, Any]], Callable[[], None]]
 
 
 @contextlib.contextmanager
@@ -40,60 +43,67 @@ def shared_eval(
     step: int,
     weight_version: str,
     *,
-    results: str | os.PathLike[str],
+    results: str | os.PathLike[str] | Link,
     pause: Callable[[], None],
     resume: Callable[[], None],
     timeout_s: float,
     run: str | None = None,
+    post: Post | None = None,
 ) -> dict[str, Any] | None:
     """Block until evald has measured ``step`` on shared engines; return its terminal record.
 
-    ``root``: the staging root; ``results``: the ledger, ``results.jsonl``. ``weight_version``: what
-    every engine must report. ``pause`` and ``resume`` stop and start the producer of training
-    requests; ``resume`` is called whatever happens. Training waits at most ``timeout_s``: then the
-    request is taken back if evald has not read it yet, and None is returned.
+    ``root``: the staging root; ``results``: the ledger, ``results.jsonl``, or a link to the daemon.
+    ``weight_version``: what every engine must report. ``pause`` and ``resume`` stop and start the
+    producer of training requests; ``resume`` is called whatever happens. Training waits at most
+    ``timeout_s``: then the request is taken back if evald has not read it yet, and None is
+    returned. ``post``: another way of giving the request to evald than writing it into ``root``.
     """
-    with Follower(Path(results)) as follower:
-        for line in follower.read():
-            record = json.loads(line)
-            if _answers(record, step, weight_version, run) and record["outcome"] != "skipped":
-                return dict(record)  # evald measures the same weights of a step only once
-        return _ask(root, step, weight_version, follower, paused(pause, resume), timeout_s, run)
+    with contextlib.ExitStack() as stack:
+        if isinstance(results, (str, os.PathLike)):
+            link: Link = FileLink(root, results)
+            stack.callback(link.close)
+        else:
+            link = results
+        answers = _Answers(link, step, weight_version, run)
+        for record in answers.read():
+            if record["outcome"] != "skipped":
+                return record  # evald measures the same weights of a step only once
+        stack.enter_context(paused(pause, resume))
+        give = post or functools.partial(_post, Path(root), run)
+        content = {"kind": "shared", "step": step, "weight_version": weight_version}
+        stack.callback(give(f"shared_{step}", content))
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            for record in answers.read():
+                return record
+            time.sleep(_POLL_S)
+    return None
 
 
-def _ask(
-    root: str | os.PathLike[str],
-    step: int,
-    weight_version: str,
-    follower: Follower,
-    producer: contextlib.AbstractContextManager[None],
-    timeout_s: float,
-    run: str | None,
-) -> dict[str, Any] | None:
-    with producer:
-        request = write_request(
-            root,
-            f"shared_{step}",
-            {"kind": "shared", "step": step, "weight_version": weight_version},
-            run=run,
-        )
-        try:
-            deadline = time.monotonic() + timeout_s
-            while time.monotonic() < deadline:
-                for line in follower.read():
-                    record = json.loads(line)
-                    if _answers(record, step, weight_version, run):
-                        return dict(record)
-                time.sleep(_POLL_S)
-        finally:
-            request.unlink(missing_ok=True)
-        return None
+class _Answers:
+    """The terminal records of one step on one weight version, as they come."""
+
+    def __init__(self, link: Link, step: int, weight_version: str, run: str | None) -> None:
+        self._link = link
+        self._step = step
+        self._fingerprint = SHARED + weight_version
+        self._run = run
+        self._seq = 0
+
+    def read(self) -> Iterator[dict[str, Any]]:
+        """Yield what is new."""
+        while records := self._link.records(self._seq):
+            for record in records:
+                self._seq = max(self._seq, record["seq"])
+                if (
+                    record.get("type") == "point"
+                    and record.get("step") == self._step
+                    and record.get("fingerprint") == self._fingerprint
+                    and self._run in {None, record.get("run")}
+                ):
+                    yield record
 
 
-def _answers(record: dict[str, Any], step: int, weight_version: str, run: str | None) -> bool:
-    return (
-        record.get("type") == "point"
-        and record.get("step") == step
-        and record.get("fingerprint") == SHARED + weight_version
-        and run in {None, record.get("run")}
-    )
+def _post(root: Path, run: str | None, name: str, content: dict[str, Any]) -> Callable[[], None]:
+    request = write_request(root, name, content, run=run)
+    return functools.partial(request.unlink, missing_ok=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,9 +15,10 @@ from evald.config import BlackBox
 from evald.engines import guard
 from evald.errors import EvalSkip
 from evald.point import EvalPoint, PointKey, Snapshot
-from evald.postures.blackbox import BlackBoxRunner
+from evald.postures.blackbox import BlackBoxPosture
 from evald.postures.blackbox_samples import BoxSample
 from evald.postures.contract import PointResult, SetResult
+from evald.results.modes import Modes
 
 #: a user's module; the snapshot's file "do" says what becomes of the point.
 MODULE = """
@@ -81,8 +83,24 @@ class Box:
 """
 
 
+class Told:
+    """What a posture tells about one point; the snapshot never changes."""
+
+    def __init__(self, sets: list[SetResult]) -> None:
+        self._sets = sets
+
+    def state(self, state: str) -> None:
+        assert state == "evaluating"
+
+    async def set_done(self, result: SetResult) -> None:
+        self._sets.append(result)
+
+    async def check_unchanged(self) -> None:
+        pass
+
+
 class Rig:
-    """A runner at work, and what its black box has noted."""
+    """A posture at work, and what its black box has noted."""
 
     def __init__(self, tmp_path: Path, **settings: Any) -> None:
         (tmp_path / "boxes.py").write_text(MODULE)
@@ -97,14 +115,17 @@ class Rig:
             config = {"class": "boxes:Box", **config}
             if config["class"].startswith("boxes"):
                 config["config"] = {"notes": str(self.notes_file), **config.get("config", {})}
-        self.runner = BlackBoxRunner(
-            msgspec.convert(config, BlackBox), results_dir=self.results_dir
+        self.posture = BlackBoxPosture(
+            msgspec.convert(config, BlackBox),
+            results_dir=self.results_dir,
+            modes=Modes(),
+            environ=os.environ,
         )
         self.sets: list[SetResult] = []
         self.task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        self.task = asyncio.create_task(self.runner.run(), name="blackbox")
+        self.task = asyncio.create_task(self.posture.run(), name="blackbox")
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -124,18 +145,13 @@ class Rig:
         snapshot = Snapshot(run="r", step=step, directory=directory, fingerprint="f", size_bytes=1)
         return EvalPoint(PointKey("r", step), snapshot)
 
-    async def evaluate(
-        self, step: int, do: str = "", *, deadline_s: float | None = None
-    ) -> PointResult:
-        async def on_set(result: SetResult) -> None:
-            self.sets.append(result)
-
-        loop = asyncio.get_running_loop()
-        return await self.runner.evaluate(
+    async def evaluate(self, step: int, do: str = "", *, deadline_s: float = 1000.0) -> PointResult:
+        return await self.posture.measure(
             self.point(step, do),
+            None,
             digest=f"{step:08x}" * 4,
-            deadline=None if deadline_s is None else loop.time() + deadline_s,
-            on_set=on_set,
+            deadline=asyncio.get_running_loop().time() + deadline_s,
+            stages=Told(self.sets),
         )
 
     async def skipped(self, step: int, do: str = "", **options: Any) -> EvalSkip:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import os
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 from evald.config import Fleet
 from evald.engines.engine import Engine
+from evald.engines.environment import engine_env
 from evald.engines.plan import EnginePlan, engine_plan
 from evald.engines.prepare import FleetPlan
 from evald.engines.state import State
@@ -67,7 +69,9 @@ def target_of(directory: Path, step: int) -> PinTarget:
 
 def plan_of(config: Fleet) -> FleetPlan:
     """Plan a fleet without asking SGLang for its server arguments."""
-    return FleetPlan(engines=engine_plan(config), arguments=None, notes=[])
+    return FleetPlan(
+        engines=engine_plan(config), arguments=None, env=engine_env(config, os.environ), notes=[]
+    )
 
 
 def directory_of(target: PinTarget) -> Path:

@@ -45,7 +45,7 @@ def cut(tmp_path: Path, step: int) -> None:
 
 
 def children(rig: Rig) -> list[int]:
-    pid = rig.runner.engines()[0].pid
+    pid = rig.posture.engines()[0].pid
     assert pid is not None
     return guard.descendants(pid)
 

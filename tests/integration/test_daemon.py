@@ -306,7 +306,7 @@ def test_a_stop_does_not_wait_for_the_digest_of_a_huge_file(
     with rig(tmp_path, python=fake_python) as r:
         daemon = r.start()
         huge = write_snapshot(r.root / "step_1", seed=1, marker=None)
-        with (huge / "optimizer.pt").open("wb") as file:
+        with (huge / "large.bin").open("wb") as file:
             file.truncate(1 << 42)  # sparse: it takes no room, and minutes to read
         (huge / ".complete").touch()
         until(lambda: r.status().get("running"), "the point is prepared")

@@ -20,6 +20,7 @@ import pytest
 
 from evald.config import Fleet
 from evald.engines import guard, leftovers
+from evald.engines.environment import engine_env
 from evald.engines.flags import LaunchCommand, launch_command
 from evald.engines.plan import engine_plan
 from evald.engines.ports import free_port, is_free
@@ -51,7 +52,7 @@ def command(model: Path, directory: Path) -> tuple[LaunchCommand, int, str]:
         port=port,
         nonce=nonce,
         config_file=directory / "sglang.yaml",
-        environ=os.environ,
+        env=engine_env(fleet, os.environ),
     )
     launch.write_config_file()
     return launch, port, nonce

@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from export_rig import TwoRanks
 
 from evald.config import Fleet
 from evald.engines.limit_search import START_LIMIT
+from evald.engines.prepare import prepare_fleet
 from evald.errors import PinViolation
 from evald.point import PinTarget
 from evald.postures.contract import GenerateRequest, Generation, Pin
@@ -42,7 +44,10 @@ async def _answers(posture: EnginePool, pin: Pin) -> list[list[int]]:
 async def _ask(posture: EnginePool, pin: Pin, ids: list[int], samples: int = 1) -> list[Generation]:
     sampling = {"temperature": 0.0, "max_new_tokens": 12, "ignore_eos": True}
     request = GenerateRequest(
-        prompts=[ids] * samples, sampling=[sampling] * samples, rid=f"q{next(_rids)}", timeout_s=60.0
+        prompts=[ids] * samples,
+        sampling=[sampling] * samples,
+        rid=f"q{next(_rids)}",
+        timeout_s=60.0,
     )
     return await posture.generate(pin, request)
 
@@ -62,7 +67,8 @@ async def posture(root: Path) -> AsyncIterator[EnginePool]:
         load_timeout_s=60.0,
         alive_timeout_s=110.0,
     )
-    posture = fleet_engines(config, root / "results")
+    plan = prepare_fleet(config, environ=os.environ)
+    posture = fleet_engines(config, root / "results", plan=plan)
     task = asyncio.create_task(posture.run(), name="fleet")
     yield posture
     pid = posture.engines()[0].pid
@@ -90,6 +96,26 @@ async def test_a_then_b_then_a_answers_follow_the_weights(posture: EnginePool, r
     assert versions[1].startswith(f"demo:2:{b.digest[:8]}:")
     assert pin.sglang_version == "0.5.23"
     assert posture.capacity() == 1  # nothing is pinned any more
+
+
+async def test_what_two_fsdp2_ranks_exported_answers_as_in_transformers(
+    posture: EnginePool, two_ranks: TwoRanks
+) -> None:
+    directory = two_ranks.root / "step_2"
+    pin = await posture.pin(PinTarget(run="t", step=2, digest="f" * 32, directory=directory))
+    for row in two_ranks.reference:
+        tokens = len(row["answer"])
+        request = GenerateRequest(
+            prompts=[row["prompt"]],
+            sampling=[{"temperature": 0.0, "max_new_tokens": tokens, "ignore_eos": True}],
+            score_from=[1],
+            rid=f"q{next(_rids)}",
+            timeout_s=60.0,
+        )
+        [generation] = await posture.generate(pin, request)
+        assert generation.output_ids == row["answer"]
+        assert generation.prompt_logprobs == pytest.approx(row["prompt_logprobs"], abs=0.05)
+    await posture.unpin(pin)
 
 
 async def test_nan_is_blamed_on_the_snapshot(posture: EnginePool, root: Path) -> None:

@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import os
 import signal
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fleet_rig import Rig, directory_of, fleet, plan_of, texts
@@ -143,23 +145,39 @@ async def test_pin_before_the_engine_is_ready_waits_for_it(base: Path) -> None:
         assert texts(await rig.ask(pin)) == [r"\boxed{1}"]
 
 
-async def test_sigstop_in_mid_point(base: Path, tmp_path: Path) -> None:
+@contextlib.asynccontextmanager
+async def processes(base: Path, directory: Path, **settings: Any) -> AsyncIterator[Rig]:
+    """Run a fleet of real processes under guard, with a fake server in each."""
     config = Fleet(
         model=str(base),
         device="cpu",
+        python=str(write_fake_python(directory / "python")),
+        start_timeout_s=30.0,
+        # so that coverage sees the children
+        pass_env=["COVERAGE_PROCESS_CONFIG", "COVERAGE_PROCESS_START"],
+        **settings,
+    )
+    posture = fleet_engines(config, directory / "results", plan=plan_of(config))
+    task = asyncio.create_task(posture.run(), name="fleet")
+    try:
+        yield Rig(posture, [], directory)
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def test_sigstop_in_mid_point(base: Path, tmp_path: Path) -> None:
+    async with processes(
+        base,
+        tmp_path,
         engines=2,
-        python=str(write_fake_python(tmp_path / "python")),
         probe_interval_s=0.3,
         probe_timeout_s=0.5,
         probe_failures=2,
         stop_grace_s=0.2,
-        start_timeout_s=30.0,
-        pass_env=["COVERAGE_PROCESS_CONFIG", "COVERAGE_PROCESS_START"],
-    )
-    posture = fleet_engines(config, tmp_path / "results", plan=plan_of(config))
-    rig = Rig(posture, [], tmp_path)
-    task = asyncio.create_task(posture.run(), name="fleet")
-    try:
+    ) as rig:
+        posture = rig.posture
         pin = await posture.pin(rig.target(1))
         await rig.until(lambda: len(pin.weight_versions) == 2, timeout_s=30.0)
         frozen = posture.engines()[0].pid
@@ -174,32 +192,21 @@ async def test_sigstop_in_mid_point(base: Path, tmp_path: Path) -> None:
         # no restart of the daemon: the engine serves the same point again, under a new label
         used = [a for _ in range(2) for a in await rig.ask(pin)]
         assert texts(used) == [r"\boxed{1}"] * 2
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
 
 
 async def test_real_processes_under_guard_with_a_fake_server_in_them(
     base: Path, tmp_path: Path
 ) -> None:
-    config = Fleet(
-        model=str(base),
-        device="cpu",
+    async with processes(
+        base,
+        tmp_path,
         engines=1,
-        python=str(write_fake_python(tmp_path / "python")),
         keep_logs=2,
         max_requests=7,
         stop_grace_s=5.0,
-        start_timeout_s=30.0,
-        # so that coverage sees the child
-        pass_env=["COVERAGE_PROCESS_CONFIG", "COVERAGE_PROCESS_START"],
         sglang={"load_format": "safetensors", "max_running_requests": 7},
-    )
-    posture = fleet_engines(config, tmp_path / "results", plan=plan_of(config))
-    rig = Rig(posture, [], tmp_path)
-    task = asyncio.create_task(posture.run(), name="fleet")
-    try:
+    ) as rig:
+        posture = rig.posture
         bad = rig.target(1)
         shard = directory_of(bad) / "model.safetensors"
         shard.write_bytes(shard.read_bytes()[:-1000])
@@ -215,10 +222,6 @@ async def test_real_processes_under_guard_with_a_fake_server_in_them(
         assert posture.engines()[0].restarts == 1
         last = posture.engines()[0].pid
         assert last is not None
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
     with pytest.raises(ProcessLookupError):
         os.kill(last, 0)
     logs = sorted((tmp_path / "results" / "engines" / "engine-0").glob("*.log"))

@@ -14,7 +14,7 @@ import pytest
 import uvloop
 
 from evald.evals import worker_pool
-from evald.evals.graders import Grade, GraderFailed, Rules
+from evald.evals.graders import Grade, GraderFailed, Rules, Sample
 from evald.evals.grading import Grading
 from evald.evals.worker import GradeJob, answer, frame
 from evald.evals.worker_pool import WorkerPool
@@ -24,6 +24,10 @@ BOXED_MATH = Rules("boxed_math")
 #: exponential back-tracking: longer than anybody waits.
 EXPLODING = Rules("regex", r"^(a+)+$")
 EXPLOSIVE = "a" * 40 + "b"
+
+
+def sample(response: str, label: Any) -> Sample:
+    return Sample(response=response, label=label)
 
 
 @pytest.fixture
@@ -75,22 +79,24 @@ async def until(condition: Callable[[], object]) -> None:
 async def test_workers_grade(
     pool: WorkerPool, rules: Rules, response: str, label: Any, score: float | None
 ) -> None:
-    grade = await Grading(pool).grade(rules, response, label, timeout_s=30)
+    grade = await Grading(pool).grade(rules, sample(response, label), timeout_s=30)
     assert (None if grade.no_answer else grade.score) == score
 
 
 async def test_cheap_graders_need_no_process(pool: WorkerPool) -> None:
-    assert await Grading(pool).grade(Rules("boxed_exact"), "\\boxed{1}", 1, timeout_s=1) == Grade(
-        1.0, reason="answer: 1"
-    )
+    assert await Grading(pool).grade(
+        Rules("boxed_exact"), sample("\\boxed{1}", 1), timeout_s=1
+    ) == Grade(1.0, reason="answer: 1")
     assert worker_pids() == []
 
 
 async def test_a_hostile_answer_costs_itself_only(pool: WorkerPool) -> None:
-    await Grading(pool).grade(MATH, "1", 1, timeout_s=30)
+    await Grading(pool).grade(MATH, sample("1", 1), timeout_s=30)
     started = time.monotonic()
-    hostile = [Grading(pool).grade(EXPLODING, EXPLOSIVE, "x", timeout_s=0.5) for _ in range(3)]
-    good = [Grading(pool).grade(MATH, f"it is {n}", n, timeout_s=30) for n in range(20)]
+    hostile = [
+        Grading(pool).grade(EXPLODING, sample(EXPLOSIVE, "x"), timeout_s=0.5) for _ in range(3)
+    ]
+    good = [Grading(pool).grade(MATH, sample(f"it is {n}", n), timeout_s=30) for n in range(20)]
     results = await asyncio.gather(*hostile, *good, return_exceptions=True)
     assert all(isinstance(result, GraderFailed) for result in results[:3])
     assert "took longer than 0.5 s and was killed" in str(results[0])
@@ -100,33 +106,33 @@ async def test_a_hostile_answer_costs_itself_only(pool: WorkerPool) -> None:
 
 
 async def test_an_endless_power_is_killed_in_time(pool: WorkerPool) -> None:
-    await Grading(pool).grade(MATH, "1", 1, timeout_s=30)
+    await Grading(pool).grade(MATH, sample("1", 1), timeout_s=30)
     started = time.monotonic()
     with pytest.raises(GraderFailed):
-        await Grading(pool).grade(MATH, "$9^{9^{9^{9}}}$", "$9^{9^{9^{8}}}$", timeout_s=1)
+        await Grading(pool).grade(MATH, sample("$9^{9^{9^{9}}}$", "$9^{9^{9^{8}}}$"), timeout_s=1)
     assert time.monotonic() - started < 3
 
 
 async def test_a_cancelled_grade_leaves_no_answer_for_the_next(pool: WorkerPool) -> None:
-    task = asyncio.create_task(Grading(pool).grade(EXPLODING, EXPLOSIVE, "x", timeout_s=60))
+    task = asyncio.create_task(Grading(pool).grade(EXPLODING, sample(EXPLOSIVE, "x"), timeout_s=60))
     await until(worker_pids)
     await asyncio.sleep(0.5)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    grade = await Grading(pool).grade(Rules("regex", r"\d"), "7", 7, timeout_s=30)
+    grade = await Grading(pool).grade(Rules("regex", r"\d"), sample("7", 7), timeout_s=30)
     assert grade.score == 1.0
 
 
 async def test_a_worker_that_dies_is_replaced(pool: WorkerPool) -> None:
     digit = Rules("regex", r"\d")
-    await Grading(pool).grade(digit, "7", 7, timeout_s=30)
+    await Grading(pool).grade(digit, sample("7", 7), timeout_s=30)
     (pid,) = worker_pids()
     os.kill(pid, signal.SIGKILL)
     await until(lambda: not worker_pids())
     await asyncio.sleep(0.1)
-    assert (await Grading(pool).grade(digit, "7", 7, timeout_s=30)).score == 1.0
-    task = asyncio.create_task(Grading(pool).grade(EXPLODING, EXPLOSIVE, "x", timeout_s=60))
+    assert (await Grading(pool).grade(digit, sample("7", 7), timeout_s=30)).score == 1.0
+    task = asyncio.create_task(Grading(pool).grade(EXPLODING, sample(EXPLOSIVE, "x"), timeout_s=60))
     await asyncio.sleep(0.3)
     (pid,) = worker_pids()
     os.kill(pid, signal.SIGKILL)
@@ -136,7 +142,7 @@ async def test_a_worker_that_dies_is_replaced(pool: WorkerPool) -> None:
 
 async def test_a_label_that_nobody_can_parse_is_the_graders_failure(pool: WorkerPool) -> None:
     with pytest.raises(GraderFailed, match="cannot parse the reference"):
-        await Grading(pool).grade(MATH, "it is 5", "$$", timeout_s=30)
+        await Grading(pool).grade(MATH, sample("it is 5", "$$"), timeout_s=30)
 
 
 async def test_workers_that_do_not_start_end_the_waiting_too(
@@ -145,13 +151,13 @@ async def test_workers_that_do_not_start_end_the_waiting_too(
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     for _ in range(3):
         with pytest.raises(GraderFailed, match="cannot start a worker process"):
-            await Grading(pool).grade(MATH, "1", 1, timeout_s=5)
+            await Grading(pool).grade(MATH, sample("1", 1), timeout_s=5)
     with pytest.raises(GraderFailed, match="worker processes do not start"):
-        await Grading(pool).grade(MATH, "1", 1, timeout_s=5)
+        await Grading(pool).grade(MATH, sample("1", 1), timeout_s=5)
     monkeypatch.setattr(sys, "executable", "/bin/false")
     other = WorkerPool()
     with pytest.raises(GraderFailed, match="died"):
-        await Grading(other).grade(MATH, "1", 1, timeout_s=5)
+        await Grading(other).grade(MATH, sample("1", 1), timeout_s=5)
     await other.close()
 
 
@@ -160,7 +166,7 @@ async def test_a_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     pool = WorkerPool(preload=("math",))
     with pytest.raises(GraderFailed, match="cannot import math_verify: no sympy"):
-        await Grading(pool).grade(MATH, "1", 1, timeout_s=5)
+        await Grading(pool).grade(MATH, sample("1", 1), timeout_s=5)
     await pool.close()
 
 
@@ -169,7 +175,7 @@ async def test_a_module_in_the_current_directory_does_not_count(
 ) -> None:
     (tmp_path / "msgspec.py").write_text("raise SystemExit(9)")
     monkeypatch.chdir(tmp_path)
-    assert (await Grading(pool).grade(MATH, "1", 1, timeout_s=30)).score == 1.0
+    assert (await Grading(pool).grade(MATH, sample("1", 1), timeout_s=30)).score == 1.0
 
 
 async def test_what_a_library_prints_does_not_get_between_the_frames(
@@ -181,13 +187,13 @@ async def test_what_a_library_prints_does_not_get_between_the_frames(
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     pool = WorkerPool()
-    assert (await Grading(pool).grade(MATH, "1", 1, timeout_s=5)).score == 1.0
+    assert (await Grading(pool).grade(MATH, sample("1", 1), timeout_s=5)).score == 1.0
     await pool.close()
 
 
 def test_whatever_a_grader_raises_is_a_failure_of_that_response() -> None:
-    assert "missing )" in str(answer(GradeJob(Rules("regex", "("), "x", ["x"])).failure)
-    assert "unknown" in str(answer(GradeJob(Rules("bleu"), "x", ["x"])).failure)
+    assert "missing )" in str(answer(GradeJob.of(Rules("regex", "("), sample("x", "x"))).failure)
+    assert "unknown" in str(answer(GradeJob.of(Rules("bleu"), sample("x", "x"))).failure)
 
 
 def run_on_uvloop(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -199,8 +205,8 @@ def test_the_pool_works_on_uvloop() -> None:
     async def work() -> None:
         pool = WorkerPool(preload=("math",))
         with pytest.raises(GraderFailed, match="was killed"):
-            await Grading(pool).grade(EXPLODING, EXPLOSIVE, "x", timeout_s=0.3)
-        assert (await Grading(pool).grade(MATH, "it is 4", 4, timeout_s=30)).score == 1.0
+            await Grading(pool).grade(EXPLODING, sample(EXPLOSIVE, "x"), timeout_s=0.3)
+        assert (await Grading(pool).grade(MATH, sample("it is 4", 4), timeout_s=30)).score == 1.0
         await pool.close()
         assert worker_pids() == []
 
@@ -209,14 +215,15 @@ def test_the_pool_works_on_uvloop() -> None:
 
 DAEMON = """
 import asyncio
-from evald.evals.graders import Rules
+from evald.evals.graders import Rules, Sample
 from evald.evals.grading import Grading
 from evald.evals.worker_pool import WorkerPool
 async def main():
     pool = WorkerPool()
-    await Grading(pool).grade(Rules("regex", "."), "1", 1, timeout_s=30)
+    await Grading(pool).grade(Rules("regex", "."), Sample(response="1", label=1), timeout_s=30)
     print("graded", flush=True)
-    await Grading(pool).grade(Rules("regex", "^(a+)+$"), "a" * 60 + "b", 1, timeout_s=600)
+    hostile = Sample(response="a" * 60 + "b", label=1)
+    await Grading(pool).grade(Rules("regex", "^(a+)+$"), hostile, timeout_s=600)
 asyncio.run(main())
 """
 
@@ -250,7 +257,7 @@ def test_signals_to_the_whole_group_cost_no_grade() -> None:
         assert len(worker.stdout.read(4)) == 4
         worker.send_signal(signal.SIGINT)
         worker.send_signal(signal.SIGTERM)
-        worker.stdin.write(frame(GradeJob(Rules("exact"), "1", ["1"])))
+        worker.stdin.write(frame(GradeJob.of(Rules("exact"), sample("1", "1"))))
         worker.stdin.close()
         assert b"answer: 1" in worker.stdout.read()
         assert worker.wait(timeout=30) == 0
@@ -265,9 +272,11 @@ def test_grading_is_not_given_up_for_ever(monkeypatch: pytest.MonkeyPatch) -> No
             patch.setattr(sys, "executable", "/nowhere/python")
             for _ in range(3):
                 with pytest.raises(GraderFailed):
-                    await Grading(pool).grade(MATH, "1", 1, timeout_s=5)
+                    await Grading(pool).grade(MATH, sample("1", 1), timeout_s=5)
         await asyncio.sleep(0.3)
-        assert (await Grading(pool).grade(Rules("regex", "."), "1", 1, timeout_s=30)).score == 1.0
+        assert (
+            await Grading(pool).grade(Rules("regex", "."), sample("1", 1), timeout_s=30)
+        ).score == 1.0
         await pool.close()
 
     asyncio.run(work())

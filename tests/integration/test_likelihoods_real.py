@@ -119,3 +119,8 @@ def test_oracle_transformers_gives_the_same_likelihoods(tmp_path: Path, tiny_mod
         for name in ("text", "answer", "choice", "words"):
             key = f"eval/{name}"
             assert second.metrics[key] == pytest.approx(first.metrics[key], abs=1e-4)
+            if f"{key}/stderr" in first.metrics:
+                assert second.metrics[f"{key}/delta_prev"] == pytest.approx(0, abs=1e-4)
+            assert f"{key}/delta_prev" not in first.metrics
+        total = sum(count for _, count in expected[: len(TEXTS)])
+        assert first.metrics["eval/text/tokens"] == total

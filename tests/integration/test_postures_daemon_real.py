@@ -3,77 +3,48 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from fleet_rig import plan_of
 from rig import rig
+from somebodys_server import SomebodysServer
 from test_postures import shared_request
 
-from evald.config import Fleet
-from evald.engines.api import EngineAPI, EngineError
-from evald.engines.flags import launch_command
 from evald.engines.pin import served_version
-from evald.engines.ports import free_port
-from evald.engines.process import EngineProcess
-from evald.testing import write_base_model, write_snapshot
+from evald.testing import write_snapshot
 
 pytestmark = pytest.mark.timeout(300)
 T = TypeVar("T")
 
 
 class Server:
-    """A real server, and what the one who runs it can do with it."""
+    """A real server in the hands of tests that have no event loop of their own."""
 
     def __init__(self, root: Path, runner: asyncio.Runner) -> None:
-        self.model = write_base_model(root / "base", answer=1)
-        self.key_file = root / "key"
-        self._root = root
         self._runner = runner
+        self._server = self.do(SomebodysServer.start(root))
+        self.api = self._server.api
+        self.load = self._server.load
+        self.model = self._server.model
+        self.key_file = root / "key"
+        self.key_file.write_text(self._server.api_key)
 
     def do(self, work: Coroutine[Any, Any, T]) -> T:
         """Act as the one who runs it."""
         return self._runner.run(work)
 
-    async def start(self) -> None:
-        fleet = Fleet(model=str(self.model), device="cpu", engines=1)
-        command = launch_command(
-            fleet,
-            plan_of(fleet).engines[0],
-            port=(port := free_port()),
-            nonce="default",
-            config_file=self._root / "server.yaml",
-        )
-        command.write_config_file()
-        self.key_file.write_text(command.api_key)
-        self.process = await EngineProcess.start(
-            command.argv, command.env, self._root / "server.log", name="somebody's"
-        )
-        self.url = f"http://127.0.0.1:{port}"
-        self.api = EngineAPI(self.url, command.api_key, limit=4)
-        async with asyncio.timeout(110.0):
-            while True:
-                with contextlib.suppress(EngineError):
-                    await self.api.health_generate(30.0)
-                    return
-                await asyncio.sleep(0.2)
-
-    async def load(self, directory: Path, version: str) -> None:
-        await self.api.update_weights(str(directory), version, "auto", 60.0)
-
-    async def stop(self) -> None:
-        if hasattr(self, "process"):
-            await self.api.close()
-            await self.process.stop(5.0)
+    def stop(self) -> None:
+        untouched = self._server.process.returncode is None
+        self.do(self._server.stop())
+        assert untouched
 
     def posture(self, name: str) -> str:
         return f"""
 [{name}]
 model = "{{model}}"
-urls = ["{self.url}"]
+urls = ["{self._server.url}"]
 api_key_file = "{self.key_file}"
 alive_timeout_s = 30
 """
@@ -83,12 +54,8 @@ alive_timeout_s = 30
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with asyncio.Runner() as runner:
         server = Server(tmp_path_factory.mktemp("somebody"), runner)
-        try:
-            server.do(server.start())
-            yield server
-            assert server.process.returncode is None  # nobody has touched it
-        finally:
-            server.do(server.stop())
+        yield server
+        server.stop()
 
 
 def test_attached_server_is_pinned_point_by_point_and_outlives_the_daemon(

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import pytest_asyncio
-from fleet_rig import plan_of
+from fleet_rig import directory_of, plan_of
 from pool_rig import running
+from somebodys_server import SomebodysServer
 
 from evald.config import Attached, Fleet, Shared
-from evald.engines.api import EngineAPI, EngineError
-from evald.engines.flags import launch_command
 from evald.engines.pin import served_version
-from evald.engines.ports import free_port
-from evald.engines.process import EngineProcess
 from evald.errors import PinViolation, VersionChanged
 from evald.point import PinTarget
 from evald.postures.attached import attached_engines
@@ -31,15 +26,6 @@ from evald.testing import FakeTrainer, serve_fake, write_base_model, write_snaps
 # one server of the test's own for most of the module
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 QUESTIONS = [[10, 20, 30], [40, 50, 60, 70], [80, 90]]
-
-
-class Server(NamedTuple):
-    """A server that the test runs, as somebody else would."""
-
-    url: str
-    api_key: str
-    pid: int
-    root: Path
 
 
 def _target(root: Path, step: int, version: str | None = None) -> PinTarget:
@@ -69,43 +55,21 @@ async def _answers(engines: Engines, pin: Pin) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("postures")
-    write_base_model(root / "base")
-    return root
+    return tmp_path_factory.mktemp("postures")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def server(root: Path) -> AsyncIterator[Server]:
-    fleet = Fleet(model=str(root / "base"), device="cpu", engines=1)
-    command = launch_command(
-        fleet,
-        plan_of(fleet).engines[0],
-        port=(port := free_port()),
-        nonce="default",
-        config_file=root / "server.yaml",
-    )
-    command.write_config_file()
-    process = await EngineProcess.start(
-        command.argv, command.env, root / "server.log", name="somebody's"
-    )
-    url = f"http://127.0.0.1:{port}"
-    api = EngineAPI(url, command.api_key, limit=4)
+async def server(root: Path) -> AsyncIterator[SomebodysServer]:
+    server = await SomebodysServer.start(root)
     try:
-        async with asyncio.timeout(110.0):
-            while True:
-                with contextlib.suppress(EngineError):
-                    await api.health_generate(30.0)
-                    break
-                await asyncio.sleep(0.2)
-        yield Server(url, command.api_key, process.pid, root)
-        assert process.returncode is None  # nobody has touched it
+        yield server
+        assert server.process.returncode is None  # nobody has touched it
     finally:
-        await api.close()
-        await process.stop(5.0)
+        await server.stop()
 
 
-async def test_attached_server_follows_the_snapshots_and_stays(server: Server) -> None:
-    config = Attached(model=str(server.root / "base"), urls=[server.url], api_key_env="KEY")
+async def test_attached_server_follows_the_snapshots_and_stays(server: SomebodysServer) -> None:
+    config = Attached(model=str(server.model), urls=[server.url], api_key_env="KEY")
     engines = attached_engines(config, environ={"KEY": server.api_key})
     seen = []
     async with running(engines):
@@ -117,58 +81,48 @@ async def test_attached_server_follows_the_snapshots_and_stays(server: Server) -
         assert pin.sglang_version == "0.5.23"
     assert seen[0] != seen[1]
     assert seen[0] == seen[2]
-    os.kill(server.pid, 0)  # it lives
+    os.kill(server.process.pid, 0)  # it lives
     # and evald is gone: another one can attach, to verify only
-    api = EngineAPI(server.url, server.api_key, limit=1)
-    try:
-        label = await served_version(api)
-        assert label in pin.weight_versions.values()
-    finally:
-        await api.close()
+    assert await served_version(server.api) in pin.weight_versions.values()
 
 
-async def test_attached_without_pin_verifies_what_others_load(server: Server) -> None:
+async def test_attached_without_pin_verifies_what_others_load(server: SomebodysServer) -> None:
     config = Attached(
-        model=str(server.root / "base"),
+        model=str(server.model),
         urls=[server.url],
         api_key_env="KEY",
         pin=False,
         alive_timeout_s=5.0,
     )
     engines = attached_engines(config, environ={"KEY": server.api_key})
-    api = EngineAPI(server.url, server.api_key, limit=1)
-    try:
-        async with running(engines):
-            pinning = asyncio.create_task(engines.pin(_target(server.root, 3)))
-            await asyncio.sleep(0.5)
-            assert not pinning.done()
-            directory = str(server.root / "step_3")
-            await api.update_weights(directory, "3", "auto", 60.0)
-            pin = await pinning
-            assert await _answers(engines, pin)
-            await engines.confirm(pin)
-            await engines.unpin(pin)
-            with pytest.raises(PinViolation, match="cannot verify weight version '4'"):
-                await engines.pin(_target(server.root, 4))
-    finally:
-        await api.close()
+    async with running(engines):
+        pinning = asyncio.create_task(engines.pin(_target(server.root, 3)))
+        await asyncio.sleep(0.5)
+        assert not pinning.done()
+        await server.load(server.root / "step_3", "3")
+        pin = await pinning
+        assert await _answers(engines, pin)
+        await engines.confirm(pin)
+        await engines.unpin(pin)
+        with pytest.raises(PinViolation, match="cannot verify weight version '4'"):
+            await engines.pin(_target(server.root, 4))
 
 
-async def test_shared_engine_is_measured_on_its_version_or_not_at_all(server: Server) -> None:
+async def test_shared_engine_is_measured_on_its_version_or_not_at_all(
+    server: SomebodysServer,
+) -> None:
     job = FakeTrainer([])
     served = await serve_fake(job)
     config = Shared(
-        model=str(server.root / "base"),
+        model=str(server.model),
         urls=[server.url],
         api_key_env="KEY",
         pause=f"{served.url}/pause",
         resume=f"{served.url}/resume",
     )
     engines = shared_engines(config, environ={"KEY": server.api_key})
-    trainer = EngineAPI(server.url, server.api_key, limit=1)
     try:
-        one = _target(server.root, 1)
-        await trainer.update_weights(str(one.directory), "v1", "auto", 60.0)
+        await server.load(directory_of(_target(server.root, 1)), "v1")
         async with running(engines):
             with pytest.raises(VersionChanged, match="serves weight version 'v1', not 'v2'"):
                 await engines.pin(_target(server.root, 2, "v2"))
@@ -181,8 +135,7 @@ async def test_shared_engine_is_measured_on_its_version_or_not_at_all(server: Se
             # the trainer goes on too early, in the middle of a point
             pin = await engines.pin(_target(server.root, 1, "v1"))
             assert await _answers(engines, pin) == first
-            two = _target(server.root, 2)
-            await trainer.update_weights(str(two.directory), "v2", "auto", 60.0)
+            await server.load(directory_of(_target(server.root, 2)), "v2")
             with pytest.raises(VersionChanged, match=r"came from weights \['v2'\]"):
                 await _answers(engines, pin)
             with pytest.raises(VersionChanged):
@@ -190,14 +143,13 @@ async def test_shared_engine_is_measured_on_its_version_or_not_at_all(server: Se
             await engines.unpin(pin)
             assert job.calls == ["pause", "resume"] * 3
     finally:
-        await trainer.close()
         await served.process.stop(0.0)
-    os.kill(server.pid, 0)
+    os.kill(server.process.pid, 0)
 
 
 async def test_restart_mode_starts_the_engine_on_the_snapshot(root: Path) -> None:
     config = Fleet(
-        model=str(root / "base"),
+        model=str(write_base_model(root / "restarted")),
         device="cpu",
         engines=1,
         pin_mode="restart",
@@ -208,8 +160,7 @@ async def test_restart_mode_starts_the_engine_on_the_snapshot(root: Path) -> Non
     async with running(engines):
         # without a tokenizer of its own: the base model's stands in
         target = _target(root, 5)
-        assert target.directory is not None
-        for path in target.directory.glob("tokenizer*"):
+        for path in directory_of(target).glob("tokenizer*"):
             path.unlink()
         pin = await engines.pin(target)
         assert await _answers(engines, pin)

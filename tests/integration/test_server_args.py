@@ -17,9 +17,10 @@ import pytest
 
 from evald.config import Fleet, Inherit
 from evald.engines.argument import ServerArguments
-from evald.engines.flags import CPU_FLAGS, DEFAULT_FLAGS, engine_env
+from evald.engines.environment import engine_env
 from evald.engines.inherit import read_inherited
 from evald.engines.inherit_table import NEEDS_WIDTH, NEVER_INHERITED, NOT_ON_CPU, WIDTHS
+from evald.engines.plan import CPU_FLAGS, DEFAULT_FLAGS
 from evald.engines.server_args import STANDIN, ask_server_arguments, default_cache_dir
 from evald.engines.settings import Resolved, check_settings, command_line, resolve_settings
 from evald.engines.sglang_table import RESERVED
@@ -61,7 +62,7 @@ def ask(cache_dir: Path | None, python: str = sys.executable, **options: Any) ->
 
 
 def four_gpu_node(sglang: ServerArguments, command: str = ROLLOUT) -> Resolved:
-    inherited = read_inherited(Inherit(command=command), base=None, arguments=sglang)
+    inherited = read_inherited(Inherit(command=command), base=None, arguments=sglang, environ={})
     return resolve_settings(
         inherited=inherited,
         group={},
@@ -165,7 +166,7 @@ print(json.dumps(answers))
 
 def test_sglangs_own_parser_agrees(sglang: ServerArguments) -> None:
     """What evald reads is what SGLang reads, and what it writes SGLang takes."""
-    rollout = read_inherited(Inherit(command=ROLLOUT), base=None, arguments=sglang)
+    rollout = read_inherited(Inherit(command=ROLLOUT), base=None, arguments=sglang, environ={})
     read = {name: setting.value for name, setting in rollout.settings.items()}
     resolved = four_gpu_node(sglang)
     written = {name: setting.value for name, setting in resolved.settings.items()}

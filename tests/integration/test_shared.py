@@ -13,9 +13,10 @@ from fleet_rig import texts
 from pool_rig import Host, ask, hosts, running, states, until
 
 from evald.config import Shared
-from evald.errors import ConfigError, EvaldError, Unhealthy, VersionChanged
+from evald.errors import EvaldError, Unhealthy, VersionChanged
 from evald.point import PinTarget
-from evald.postures.shared import SharedEngines, shared_engines
+from evald.postures.contract import Engines, Pin
+from evald.postures.shared import shared_engines
 from evald.testing import FakeTrainer, Fault, serve_fake, write_base_model
 
 pytestmark = pytest.mark.usefixtures("quick_engines")
@@ -26,7 +27,7 @@ def base(tmp_path: Path) -> Path:
     return write_base_model(tmp_path / "base", answer=5)
 
 
-def shared(base: Path, servers: list[Host], **settings: object) -> SharedEngines:
+def shared(base: Path, servers: list[Host], **settings: object) -> Engines:
     table = {
         "model": str(base),
         "urls": [host.url for host in servers],
@@ -94,7 +95,7 @@ async def test_other_weights_before_the_point(base: Path) -> None:
             await engines.unpin(pin)
 
 
-async def _next(engines: SharedEngines, servers: list[Host], version: str):  # type: ignore[no-untyped-def]  # noqa: ANN202
+async def _next(engines: Engines, servers: list[Host], version: str) -> Pin:
     for host in servers:
         host.fake.weight_version = version
     return await engines.pin(target(version))
@@ -179,12 +180,6 @@ async def test_operator_cannot_restart_them(base: Path) -> None:
             await engines.restart(name)
         with pytest.raises(EvaldError, match="not in quarantine"):
             await engines.release(name)
-
-
-def test_pause_without_resume_is_refused(base: Path) -> None:
-    config = Shared(model=str(base), urls=["http://localhost:1"], pause="http://localhost:2/pause")
-    with pytest.raises(ConfigError, match="set both pause and resume, or none"):
-        shared_engines(config, environ={})
 
 
 # --- pause and resume ---------------------------------------------------------------------------

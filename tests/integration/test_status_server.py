@@ -79,7 +79,11 @@ async def serving(config: Config) -> AsyncIterator[StatusServer]:
         return f"did {command.verb} {command.step}"
 
     server = StatusServer(
-        socket_path(config), view=view, results_file=config.results_file, operate=carry_out
+        socket_path(config),
+        view=view,
+        results_file=config.results_file,
+        newest_seq=lambda: 0,
+        operate=carry_out,
     )
     await server.start()
     try:

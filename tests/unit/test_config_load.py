@@ -165,6 +165,7 @@ def test_any_two_of_engines_gpus_and_size_give_the_third(
         (posture("attached", pin=False, path_map={"/a": "/b"}), "is of no use with pin = false"),
         (posture("attached", api_key_env="A", api_key_file="b"), "set api_key_env or api_key_file"),
         (posture("shared", pause="http://t/p"), "shared: set pause and resume together"),
+        (posture("shared", resume="http://t/r"), "shared: set pause and resume together"),
         (posture("shared", eval__0__tokenizer="snapshot"), "[shared] points have no snapshot"),
         (
             posture("blackbox", model=...),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ async def test_an_unhealthy_fleet_ends_the_point(tmp_path: Path, states: tuple[s
 
 async def test_close_ends_a_digest_that_takes_long(tmp_path: Path) -> None:
     directory = write_snapshot(tmp_path / "step_1")
-    with (directory / "optimizer.pt").open("wb") as file:
+    with (directory / "large.bin").open("wb") as file:
         file.truncate(1 << 42)  # sparse: it takes no room, and minutes to read
     measure = measure_of(NoEngineLeft())
     point = start(measure, directory)
@@ -98,3 +99,25 @@ async def test_close_ends_a_digest_that_takes_long(tmp_path: Path) -> None:
     async with asyncio.timeout(5):  # the thread is at its end, too
         await asyncio.get_running_loop().shutdown_default_executor()
     assert point.done()
+
+
+async def test_a_checkpoint_that_its_trainer_deletes_is_missing_not_rewritten(
+    tmp_path: Path,
+) -> None:
+    directory = write_snapshot(tmp_path / "step_1")
+    point = start(measure_of(NoEngineLeft("serving")), directory, digest="d", owned=False)
+    (directory / "model.safetensors").unlink()
+    asyncio.get_running_loop().call_later(0.3, shutil.rmtree, directory)
+    record = await point
+    assert record.reason == "ckpt_missing"
+    assert record.detail.endswith("let the trainer keep more checkpoints, or save fewer")
+
+
+async def test_a_checkpoint_that_its_trainer_overwrites_is_superseded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measure_module, "_VANISH_S", 0.2)
+    directory = write_snapshot(tmp_path / "step_1")
+    point = start(measure_of(NoEngineLeft("serving")), directory, digest="d", owned=False)
+    (directory / "model.safetensors").unlink()
+    assert (await point).reason == "superseded"

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from evald.config import Fleet, Group
 from evald.engines.launcher import Boot, Launched
+from evald.engines.plan import engine_plan
+from evald.engines.prepare import FleetPlan
 from evald.errors import EvaldError
 from evald.postures.fleet import fleet_engines
 
@@ -18,7 +20,8 @@ class NoLauncher:
 def test_engines_of_one_group_share_their_pin_mode(tmp_path: Path) -> None:
     groups = [Group(name="a", engines=2, gpus=0, gpus_per_engine=1), Group(name="b", engines=1)]
     fleet = Fleet(model=str(tmp_path), device="cpu", group=groups)
-    pool = fleet_engines(fleet, tmp_path, launcher_factory=lambda _plan: NoLauncher())
+    plan = FleetPlan(engines=engine_plan(fleet), arguments=None, env={}, notes=[])
+    pool = fleet_engines(fleet, tmp_path, plan=plan, launcher_factory=lambda _plan: NoLauncher())
     modes = {engine.name: engine.upkeep.mode for engine in pool._engines}
     assert list(modes) == ["a-0", "a-1", "b-0"]
     assert modes["a-0"] is modes["a-1"]

@@ -101,3 +101,23 @@ def test_no_engines_is_said(tmp_path: Path) -> None:
     config(tmp_path)
     notes = preflight(build_config(raw, base=tmp_path, environ={})).notes
     assert any("no engines" in note for note in notes)
+
+
+def test_the_environment_is_read_once(tmp_path: Path) -> None:
+    environ = {**os.environ, "KEY": "at the start"}
+    checked = preflight(config(tmp_path), environ=environ)
+    environ["KEY"] = "later"
+    assert checked.environ["KEY"] == "at the start"
+
+
+def test_a_preset_says_what_it_stands_for_and_who_deletes(tmp_path: Path) -> None:
+    notes = "\n".join(preflight(config(tmp_path, preset="hf-trainer")).notes)
+    assert (
+        "staging.preset 'hf-trainer': a snapshot is checkpoint-{step} in the staging root or in a "
+        "run's folder there, and finished when trainer_state.json is whole"
+    ) in notes
+    assert "evald deletes nothing in the staging root: the trainer does" in notes
+    assert "at the peak" not in notes
+    notes = "\n".join(preflight(config(tmp_path, preset="miles", marker="DONE")).notes)
+    assert "finished when it has DONE" in notes
+    assert "(staging.owned = false): somebody else must" in notes

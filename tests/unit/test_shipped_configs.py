@@ -13,6 +13,7 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 POSTURES = {
     "demo.toml": "Fleet",
     "node.toml": "Fleet",
+    "hf-trainer.toml": "Fleet",
     "attached.toml": "Attached",
     "shared.toml": "Shared",
     "blackbox-lm-eval.toml": "BlackBox",

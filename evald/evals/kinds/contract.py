@@ -18,6 +18,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     generation: Generation
     #: known without a grader; None: the set's grader decides.
     grade: Grade | None = None
+    #: the prompt ended inside an open thought, so that the response begins in it.
+    in_thought: bool = False
     #: further numbers, kept with the sample.
     values: dict[str, float] = {}
 

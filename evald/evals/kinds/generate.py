@@ -5,12 +5,23 @@ from __future__ import annotations
 from array import array
 from typing import Any
 
+import msgspec
+
 from evald.config import EvalSet
-from evald.evals.graders import check_grader, label_problem
+from evald.evals.graders import check_grader, label_problem, opening_tag
 from evald.evals.kinds.contract import Answer, Asker
 from evald.evals.prompts import PromptEncoder
 from evald.evals.rows import BadRow, Question, prompt_fault, take
 from evald.evals.sampling import check_stop, sampling_for
+
+
+class EncodedPrompt(msgspec.Struct, frozen=True):
+    """A prompt as the engines see it."""
+
+    #: token ids, 4 bytes each.
+    ids: array[int]
+    #: it ends with a tag that opens the model's thinking.
+    in_thought: bool = False
 
 
 class Generate:
@@ -41,26 +52,30 @@ class Generate:
             raise BadRow(f"key {self._set.label_key!r}: {fault}")
         return {"prompt": prompt, "label": label}
 
-    def encode(self, encoder: PromptEncoder, question: Question) -> array[int]:
-        """Token ids of the prompt (4 bytes each); raises PromptError."""
+    def encode(self, encoder: PromptEncoder, question: Question) -> EncodedPrompt:
+        """Token ids of the prompt; raises PromptError."""
         ids = encoder.encode(
             question.prompt,
             apply_chat_template=self._set.apply_chat_template,
             kwargs=self._set.apply_chat_template_kwargs,
             max_response_len=self._set.max_response_len,
         )
-        return array("i", ids)
+        tag = opening_tag(self._set.thinking_end) if self._set.thinking == "auto" else None
+        return EncodedPrompt(array("i", ids), tag is not None and encoder.ends_with(ids, tag))
 
-    def width(self, encoded: array[int], samples: list[int]) -> int:  # noqa: ARG002 - the contract
+    def width(self, encoded: EncodedPrompt, samples: list[int]) -> int:  # noqa: ARG002 - the contract
         """One sequence for each sample."""
         return len(samples)
 
     async def ask(
-        self, asker: Asker, question: Question, encoded: array[int], samples: list[int]
+        self, asker: Asker, question: Question, encoded: EncodedPrompt, samples: list[int]
     ) -> list[Answer]:
         """One response for each sample, with its own seed."""
-        prompt = list(encoded)
+        prompt = list(encoded.ids)
         generations = await asker.generate(
             [prompt] * len(samples), sampling_for(self._set, question.id, samples)
         )
-        return [Answer(generation=generation) for generation in generations]
+        return [
+            Answer(generation=generation, in_thought=encoded.in_thought)
+            for generation in generations
+        ]

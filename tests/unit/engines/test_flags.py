@@ -10,7 +10,8 @@ from small_sglang import small_sglang
 
 from evald.config import Fleet, Group
 from evald.engines.argument import ServerArguments
-from evald.engines.flags import CPU_LAUNCHER, LaunchCommand, engine_env, launch_command
+from evald.engines.environment import engine_env
+from evald.engines.flags import CPU_LAUNCHER, LaunchCommand, launch_command
 from evald.engines.plan import engine_plan
 from evald.errors import ConfigError
 
@@ -44,7 +45,7 @@ def command(
         config_file=config_file,
         arguments=arguments,
         cuda_visible=cuda_visible,
-        environ=ENVIRON,
+        env=engine_env(config, ENVIRON),
     )
 
 

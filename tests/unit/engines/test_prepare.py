@@ -59,9 +59,21 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
 
 def test_a_fleet_without_engines_asks_nobody(node: Node) -> None:
     plan = node.prepare(engines=0, python="/nowhere/python", inherit=Inherit(url=URL))
-    assert plan == FleetPlan(engines=[], arguments=None, notes=[])
+    assert (plan.engines, plan.arguments, plan.notes) == ([], None, [])
     assert plan.context_len is None
     assert explain_fleet(node.fleet(engines=0), plan) == []
+
+
+def test_the_environment_is_what_it_was_when_the_fleet_was_planned(node: Node) -> None:
+    node.environ |= {"NCCL_DEBUG": "INFO", "WANDB_API_KEY": "no"}
+    env = node.prepare(engines=0).env
+    node.environ["NCCL_DEBUG"] = "later"
+    assert {name: env.get(name) for name in node.environ} == {
+        "PATH": str(node.directory),
+        "XDG_CACHE_HOME": str(node.directory / "cache"),
+        "NCCL_DEBUG": "INFO",
+        "WANDB_API_KEY": None,
+    }
 
 
 def test_gpus_by_uuid_as_far_as_they_are_seen(node: Node) -> None:
@@ -134,7 +146,7 @@ def test_what_is_inherited_reaches_the_command_line(node: Node) -> None:
     )
     plan = prepare_fleet(fleet, environ=node.environ)
     assert plan.context_len == 4096
-    lines = explain_fleet(fleet, plan, environ=node.environ)
+    lines = explain_fleet(fleet, plan)
     text = "\n".join(lines)
     assert [line for line in lines if line.startswith("engine ")] == [
         "engine a-0 on GPU 0, 1:",
@@ -153,7 +165,7 @@ def test_what_is_inherited_reaches_the_command_line(node: Node) -> None:
     assert "context_length = 4096  (from [fleet.inherit] command)" in text
     assert "not inherited: port = 1: evald takes a fresh port for each launch" in text
     assert "server arguments of all engines:" in "\n".join(
-        explain_fleet(node.fleet(), node.prepare(), environ=node.environ)
+        explain_fleet(node.fleet(), node.prepare())
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from evaluator_world import World
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from evald.config import EvalSet
@@ -83,3 +84,8 @@ def make_set(tmp_path: Path) -> MakeSet:
         return msgspec.convert({"name": name, "path": str(path), **fields}, EvalSet)
 
     return make
+
+
+@pytest.fixture
+def world(tmp_path: Path, make_model: MakeModel) -> World:
+    return World(tmp_path, make_model())

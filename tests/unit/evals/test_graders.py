@@ -9,12 +9,17 @@ from evald.evals.graders import (
     Grade,
     GraderFailed,
     Rules,
+    Sample,
     check_grader,
-    choice_letter,
-    grade,
     grader_version,
-    last_boxed,
 )
+from evald.evals.graders import grade as grade_sample
+from evald.evals.graders.boxed import last_boxed
+from evald.evals.graders.choice import choice_letter
+
+
+def grade(rules: Rules, response: str, label: Any) -> Grade:
+    return grade_sample(rules, Sample(response=response, label=label))
 
 
 def score(grader: str, response: str, label: Any, **rules: Any) -> float | None:
@@ -173,13 +178,11 @@ def test_settings_are_checked_in_words(make_set: Any) -> None:
     assert "is no regular expression" in check_grader(make_set("", grader="regex", regex="("))[0]
     assert check_grader(make_set("", grader="regex", regex="x")) == []
     assert "has a letter twice" in check_grader(make_set("", grader="choice", choices="ABA"))[0]
-    assert (
-        "give one of exact, regex, choice, math, boxed_exact"
-        in (check_grader(make_set("", grader="boxed_"))[0])
-    )
+    (unknown,) = check_grader(make_set("", grader="boxed_"))
+    assert "give one of exact, contains, regex, number, choice, f1, math, remote" in unknown
     assert check_grader(make_set("", grader="choise"))[0].endswith("; did you mean 'choice'?")
 
 
-def test_the_version_of_math_verify_counts_only_for_math() -> None:
-    assert "math-verify-" in grader_version("boxed_math")
-    assert "math" not in grader_version("exact")
+def test_the_version_of_math_verify_counts_only_for_math(make_set: Any) -> None:
+    assert "math-verify-" in grader_version(make_set("", grader="boxed_math"))
+    assert "math" not in grader_version(make_set("", grader="exact"))

@@ -30,7 +30,7 @@ def copy_of(model: Path, name: str, **template: str) -> Path:
 
 
 def prompts_of(prepared: PreparedPoint) -> list[list[int] | str]:
-    return [p if isinstance(p, str) else list(p) for p in prepared.sets[0].prompts]
+    return [p if isinstance(p, str) else list(p.ids) for p in prepared.sets[0].prompts]
 
 
 def toy(make_set: Any, rows: Any = CHAT, **fields: Any) -> LoadedSet:

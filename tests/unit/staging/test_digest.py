@@ -1,3 +1,4 @@
+import io
 import os
 import threading
 from pathlib import Path
@@ -9,7 +10,7 @@ from staging_cases import MARKER, as_other_user, open_folder, snapshot
 from evald.errors import InvalidSnapshot, SnapshotGone
 from evald.staging import digest as digest_module
 from evald.staging.digest import HashingStopped, content_digest, fingerprint
-from evald.staging.files import list_files
+from evald.staging.files import list_files, open_file
 from evald.staging.manifest import ManifestFile
 
 
@@ -142,6 +143,29 @@ def test_manifest_hashes_are_checked(tmp_path: Path) -> None:
         content_digest(tmp_path, MARKER, expected={"a": ManifestFile(xxh3="0" * 16)})
     with pytest.raises(InvalidSnapshot, match="the manifest names b, which is missing"):
         content_digest(tmp_path, MARKER, expected={"b": ManifestFile(xxh3="0" * 16)})
+
+
+def test_what_a_trainer_resumes_from_is_read_only_if_the_manifest_asks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a").write_bytes(b"123")
+    alone = digest(tmp_path)
+    for name in ("optimizer.pt", "scheduler.pt"):
+        (tmp_path / name).write_bytes(b"1")
+    assert fingerprint(tmp_path, MARKER)[1] == 5
+    right = {"scheduler.pt": ManifestFile(xxh3=xxhash.xxh3_64_hexdigest(b"1"))}
+    assert content_digest(tmp_path, MARKER, expected=right) == alone
+    with pytest.raises(InvalidSnapshot, match=r"scheduler.pt has hash"):
+        content_digest(tmp_path, MARKER, expected={"scheduler.pt": ManifestFile(xxh3="0" * 16)})
+    read: list[str] = []
+
+    def opened(path: Path) -> io.BufferedReader:
+        read.append(path.name)
+        return open_file(path)
+
+    monkeypatch.setattr(digest_module, "open_file", opened)
+    assert digest(tmp_path) == alone
+    assert read == ["a"]
 
 
 def test_hashing_can_be_stopped(tmp_path: Path) -> None:

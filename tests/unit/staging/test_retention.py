@@ -1,5 +1,6 @@
 import asyncio
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -100,20 +101,25 @@ async def test_nothing_outside_an_owned_root_is_touched(tmp_path: Path) -> None:
     assert unowned.names == {"step_1"}
 
 
-async def test_a_change_at_the_last_moment_is_put_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root = Root(tmp_path, keep=0)
+def after_the_move(monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], None]) -> None:
+    """Change a snapshot when retention looks at it for the last time."""
     real, calls = fingerprint, 0
 
     def racing(directory: Path, marker: str) -> tuple[str, int]:
         nonlocal calls
         calls += 1
         if calls == 3:  # in the ring, before the move, after it
-            (directory / "more").touch()
+            change(directory)
         return real(directory, marker)
 
     monkeypatch.setattr(retention_module, "fingerprint", racing)
+
+
+async def test_a_change_at_the_last_moment_is_put_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = Root(tmp_path, keep=0)
+    after_the_move(monkeypatch, lambda directory: (directory / "more").touch())
     await root.retire(root.add("step_1"))
     assert (tmp_path / "step_1" / "more").exists()
     assert root.trash == []
@@ -124,17 +130,12 @@ async def test_what_cannot_be_put_back_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = Root(tmp_path, keep=0)
-    real, calls = fingerprint, 0
 
-    def racing(directory: Path, marker: str) -> tuple[str, int]:
-        nonlocal calls
-        calls += 1
-        if calls == 3:
-            (directory / "more").touch()
-            root.add("step_1")
-        return real(directory, marker)
+    def both(directory: Path) -> None:
+        (directory / "more").touch()
+        root.add("step_1")
 
-    monkeypatch.setattr(retention_module, "fingerprint", racing)
+    after_the_move(monkeypatch, both)
     await root.retire(root.add("step_1"))
     ((name, detail),) = root.alerts
     assert name == "snapshot_not_deleted"

@@ -9,7 +9,7 @@ from staging_cases import as_other_user, open_folder
 from structlog.testing import capture_logs
 
 from evald.staging import watch as watch_module
-from evald.staging.scan import Identity
+from evald.staging.completeness import Identity, MarkerFile
 from evald.staging.watch import Watch, blind_file_system
 
 MOUNTS = """\
@@ -70,21 +70,21 @@ async def wait(watch: Watch, unmarked: list[Path]) -> float:
 
 
 def test_looks_become_rarer_with_age(tmp_path: Path) -> None:
-    watch = Watch(tmp_path, "m", scan_interval_s=2.0)
+    watch = Watch(tmp_path, MarkerFile("m").hint, scan_interval_s=2.0)
     ages = [watch.poll_interval_s(age) for age in (0, 60, 600, 6000, 60_000)]
     assert ages == [0.02, 0.02, pytest.approx(0.2), pytest.approx(2.0), 2.0]
 
 
 @pytest.mark.usefixtures("network")
 def test_a_network_is_asked_less_often(tmp_path: Path) -> None:
-    watch = Watch(tmp_path, "m", scan_interval_s=0.1)
+    watch = Watch(tmp_path, MarkerFile("m").hint, scan_interval_s=0.1)
     assert watch.blind_because
     assert watch.poll_interval_s(0) == 0.25
 
 
 @pytest.mark.usefixtures("network")
 async def test_folders_without_events_are_looked_at(tmp_path: Path) -> None:
-    watch = Watch(tmp_path, "m", scan_interval_s=30)
+    watch = Watch(tmp_path, MarkerFile("m").hint, scan_interval_s=30)
     assert await watch.arm({tmp_path: identity(tmp_path)})
     assert not await watch.arm({tmp_path: identity(tmp_path)})
     assert await wait(watch, []) < 5  # the first look is news
@@ -97,7 +97,7 @@ async def test_folders_without_events_are_looked_at(tmp_path: Path) -> None:
 
 
 async def test_a_marker_ends_the_wait(tmp_path: Path) -> None:
-    watch = Watch(tmp_path, "m", scan_interval_s=30)
+    watch = Watch(tmp_path, MarkerFile("m").hint, scan_interval_s=30)
     await watch.arm({})
     (tmp_path / "a").mkdir()
     task = asyncio.create_task(watch.wait([tmp_path / "a", tmp_path / "to" / "come"]))
@@ -108,12 +108,12 @@ async def test_a_marker_ends_the_wait(tmp_path: Path) -> None:
 
 
 async def test_nothing_ends_the_wait_but_the_interval(tmp_path: Path) -> None:
-    watch = Watch(tmp_path, "m", scan_interval_s=0.2)
+    watch = Watch(tmp_path, MarkerFile("m").hint, scan_interval_s=0.2)
     assert 0.2 <= await wait(watch, [tmp_path]) < 5
 
 
 async def test_growing_directories_stay_young(tmp_path: Path) -> None:
-    watch = Watch(tmp_path, "m", scan_interval_s=0.05)
+    watch = Watch(tmp_path, MarkerFile("m").hint, scan_interval_s=0.05)
     await watch.wait([tmp_path, tmp_path / "x"])
     young = watch._young[tmp_path]
     young.since -= 1000
@@ -129,7 +129,7 @@ async def test_growing_directories_stay_young(tmp_path: Path) -> None:
 
 
 async def test_a_folder_that_vanished_before_it_was_watched(tmp_path: Path) -> None:
-    watch = Watch(tmp_path, "m", scan_interval_s=0.1)
+    watch = Watch(tmp_path, MarkerFile("m").hint, scan_interval_s=0.1)
     with capture_logs() as logs:
         assert await watch.arm({tmp_path / "gone": (1, 2)})
         await watch.wait([])
@@ -146,7 +146,7 @@ async def test_a_kernel_without_events_is_polled(
         raise OSError(28, "OS file watch limit reached")
 
     monkeypatch.setattr(watchfiles, "awatch", full)
-    watch = Watch(tmp_path, "m", scan_interval_s=0.1)
+    watch = Watch(tmp_path, MarkerFile("m").hint, scan_interval_s=0.1)
     with capture_logs() as logs:
         await watch.arm({tmp_path: identity(tmp_path)})
         await watch.arm({tmp_path: identity(tmp_path)})
@@ -158,7 +158,7 @@ async def test_a_kernel_without_events_is_polled(
 
 
 async def test_a_recreated_folder_is_watched_anew(tmp_path: Path) -> None:
-    watch = Watch(tmp_path / "root", "m", scan_interval_s=30)
+    watch = Watch(tmp_path / "root", MarkerFile("m").hint, scan_interval_s=30)
     (tmp_path / "root").mkdir()
     assert await watch.arm({tmp_path / "root": identity(tmp_path / "root")})
     (tmp_path / "root").rename(tmp_path / "old")
@@ -175,9 +175,11 @@ def test_a_directory_that_is_closed_meanwhile_is_left_to_the_scan() -> None:
         (folder / "step_1").mkdir(mode=0)
         printed = as_other_user(
             """
+from evald.staging.completeness import MarkerFile
 from evald.staging.watch import Watch
 async def main():
-    await Watch(Path(sys.argv[1]), ".complete", scan_interval_s=0.1).wait([Path(sys.argv[2])])
+    watch = Watch(Path(sys.argv[1]), MarkerFile(".complete").hint, scan_interval_s=0.1)
+    await watch.wait([Path(sys.argv[2])])
 asyncio.run(main())
 print("waited")
 """,
@@ -188,6 +190,6 @@ print("waited")
 
 
 def test_many_directories_are_looked_at_less_often(tmp_path: Path) -> None:
-    watch = Watch(tmp_path, ".complete", scan_interval_s=2)
+    watch = Watch(tmp_path, MarkerFile(".complete").hint, scan_interval_s=2)
     watch._keep_young([tmp_path / f"step_{step}" for step in range(1000)], 0.0)
     assert watch.poll_interval_s(0) == pytest.approx(0.2)

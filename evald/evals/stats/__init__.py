@@ -1,0 +1,1 @@
+"""From samples to numbers with error bars; pure functions, run in a worker process."""

@@ -1,0 +1,189 @@
+"""What the daemon answers over HTTP: the same on its unix socket and, with a token, on TCP."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+import structlog
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+from evald.errors import EvaldError
+from evald.status.command import Command
+from evald.status.pages import RecordPages
+from evald.status.sample_files import samples_file
+from evald.status.view import LAST_SEQ_HEADER, StatusView
+from evald.text import encode_json
+
+log = structlog.get_logger(__name__)
+
+RECORDS_LIMIT = 1000
+#: the longest that ``/records`` waits for a new record.
+MAX_WAIT_S = 30.0
+#: how often a waiting request looks.
+LOOK_S = 0.1
+NDJSON = "application/x-ndjson"
+_CHUNK_BYTES = 256 << 10
+#: a reader of samples that takes nothing for this long is given up.
+_STUCK_S = 60.0
+_DENIED_LOG_INTERVAL_S = 60.0
+
+#: carries out a command and says what was done; raises EvaldError with why not.
+Operate = Callable[[Command], Awaitable[str]]
+
+
+class Routes:
+    """The handlers of all paths.
+
+    ``GET /status`` answers a StatusView. ``GET /records?after=SEQ&limit=N&wait_s=S`` answers at
+    most ``limit`` (default and maximum 1000) lines with ``seq`` above ``after``, oldest first, as
+    newline-delimited JSON, just as they stand in the ledger; while there is none it waits up to
+    ``wait_s`` (maximum 30) seconds. ``GET /samples?record_id=ID&set=NAME`` answers the stored
+    samples of one eval set of a point. ``POST /operate`` takes a Command: 200 with a sentence, 409
+    with the reason of a refusal.
+    """
+
+    def __init__(
+        self,
+        *,
+        view: Callable[[], StatusView],
+        results_file: Path,
+        newest_seq: Callable[[], int],
+        operate: Operate,
+    ) -> None:
+        """``newest_seq``: seq of the newest record that is in the file for good."""
+        self._view = view
+        self._operate = operate
+        self._newest_seq = newest_seq
+        self._results_dir = results_file.parent
+        self._pages = RecordPages(results_file)
+        self._closing = False
+
+    def app(self, *, token: str | None) -> web.Application:
+        """Return an application for one listener; None: its own mode protects it."""
+        app = web.Application(middlewares=[] if token is None else [_ask_for(token)])
+        app.add_routes([
+            web.get("/status", self._status),
+            web.get("/records", self._records),
+            web.get("/samples", self._samples),
+            web.post("/operate", self._command),
+        ])  # fmt: skip
+        return app
+
+    def close(self) -> None:
+        """Let requests that wait for a record come back."""
+        self._closing = True
+
+    async def _status(self, _request: web.Request) -> web.Response:
+        return web.Response(body=encode_json(self._view()), content_type="application/json")
+
+    async def _records(self, request: web.Request) -> web.Response:
+        try:
+            after = _natural(request, "after", 0)
+            limit = min(_natural(request, "limit", RECORDS_LIMIT), RECORDS_LIMIT)
+            wait_s = min(_seconds(request, "wait_s"), MAX_WAIT_S)
+        except ValueError as error:
+            return web.Response(status=400, text=f"{error}\n")
+        until = time.monotonic() + wait_s
+        while self._newest_seq() <= after and time.monotonic() < until:
+            if self._closing or request.transport is None:
+                break
+            await asyncio.sleep(LOOK_S)
+        newest = self._newest_seq()  # before the page: a reader is never told more than it got
+        body = await asyncio.to_thread(self._pages.page, after, limit)
+        return web.Response(body=body, content_type=NDJSON, headers={LAST_SEQ_HEADER: str(newest)})
+
+    async def _samples(self, request: web.Request) -> web.StreamResponse:
+        record_id, name = request.query.get("record_id", ""), request.query.get("set", "")
+        try:
+            path = samples_file(self._results_dir, record_id, name)
+        except ValueError as error:
+            return web.Response(status=404, text=f"{error}\n")
+        try:
+            file = await asyncio.to_thread(path.open, "rb")
+        except FileNotFoundError:
+            sentence = f"cannot answer samples: there are none of set {name} of {record_id}\n"
+            return web.Response(status=404, text=sentence)
+        with file:
+            return await _stream(request, file)
+
+    async def _command(self, request: web.Request) -> web.Response:
+        try:
+            command = msgspec.json.decode(await request.read(), type=Command)
+        except msgspec.DecodeError as error:
+            return web.Response(status=400, text=f"cannot understand the command: {error}")
+        try:
+            return web.Response(text=await self._operate(command))
+        except EvaldError as error:
+            return web.Response(status=409, text=str(error))
+
+
+async def _stream(request: web.Request, file: BinaryIO) -> web.StreamResponse:
+    """Send the whole lines of a file; what a writer has half written is left out."""
+    response = web.StreamResponse(headers={"Content-Type": NDJSON})
+    await response.prepare(request)
+    torn = b""
+    while chunk := await asyncio.to_thread(file.read, _CHUNK_BYTES):
+        whole, newline, torn = (torn + chunk).rpartition(b"\n")
+        if not newline:
+            continue
+        try:
+            async with asyncio.timeout(_STUCK_S):
+                await response.write(whole + newline)
+        except TimeoutError:
+            log.info("samples_reader_stuck", peer=request.remote)
+            if request.transport is not None:
+                request.transport.abort()
+            return response
+    await response.write_eof()
+    return response
+
+
+def _ask_for(token: str) -> Middleware:
+    expected = f"Bearer {token}".encode()
+    logged_s = -_DENIED_LOG_INTERVAL_S
+
+    @web.middleware
+    async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
+        nonlocal logged_s
+        given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
+        if hmac.compare_digest(given, expected):
+            return await handler(request)
+        now_s = time.monotonic()
+        if now_s - logged_s >= _DENIED_LOG_INTERVAL_S:  # nobody can fill the log
+            logged_s = now_s
+            log.warning("status_denied", peer=request.remote, path=request.path)
+        return web.Response(
+            status=401,
+            text="cannot answer: the token is missing or wrong; send the header "
+            "Authorization: Bearer TOKEN\n",
+            headers={"WWW-Authenticate": "Bearer"},
+        )
+
+    return guarded
+
+
+def _natural(request: web.Request, name: str, default: int) -> int:
+    """Return a query argument that is a whole number from 0; raises ValueError."""
+    text = request.query.get(name, str(default))
+    if not (text.isascii() and text.isdigit()):
+        raise ValueError(f"cannot use {name}={text!r}: it must be a whole number from 0")
+    return int(text)
+
+
+def _seconds(request: web.Request, name: str) -> float:
+    """Return a query argument that is a number of seconds from 0; raises ValueError."""
+    text = request.query.get(name, "0")
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not seconds >= 0:  # also what is no number at all, "nan"
+        raise ValueError(f"cannot use {name}={text!r}: it must be a number of seconds from 0")
+    return seconds

@@ -1,0 +1,116 @@
+"""Ask the daemon by files alone: its notice board and its ledger, on a file system both see."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from evald.results.follow import Follower
+from evald.status.view import StatusView
+
+_LEDGER = "results.jsonl"
+_BOARD = Path(".evald", "status.json")
+
+
+class FileLink:
+    """Reads ``status.json`` in the staging root and ``results.jsonl``; writes nothing.
+
+    ``root``: the staging root, or a run's folder in it. ``results``: the ledger or its directory;
+    None: where the status says that it is, which is right on one host.
+    """
+
+    def __init__(
+        self, root: str | os.PathLike[str], results: str | os.PathLike[str] | None = None
+    ) -> None:
+        self._root = Path(root)
+        self._ledger = None if results is None else _ledger(Path(results))
+        self._told: Path | None = None
+        self._follower: Follower | None = None
+        self._read_to = 0
+
+    @property
+    def ledger(self) -> Path | None:
+        """The ledger; None while nobody has said where it is."""
+        return self._ledger or self._told
+
+    def status(self) -> StatusView | None:
+        """Return the newest status that was written; None when there is none, or another's."""
+        for path in self._boards():
+            try:
+                status = msgspec.json.decode(path.read_bytes(), type=StatusView)
+            except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+                continue  # nobody has served here, or an evald that speaks another schema
+            self._told = Path(status.results)
+            return status
+        return None
+
+    def records(self, after: int) -> list[dict[str, Any]]:
+        """Return the records with ``seq`` above ``after``.
+
+        Who asks for what follows the newest record gets it without the rest being read again.
+        """
+        ledger = self.ledger
+        if ledger is None:
+            return []
+        follower = self._follower
+        if follower is None or follower.path != ledger or after < self._read_to:
+            self.close()
+            follower = self._follower = Follower(ledger)
+            self._read_to = 0
+        try:
+            lines = follower.read()
+        except OSError:
+            return []
+        found = [record for record in map(_record, lines) if record and record["seq"] > after]
+        if found:
+            self._read_to = found[-1]["seq"]
+        return found
+
+    def samples(self, record_id: str, set_name: str) -> list[dict[str, Any]] | None:
+        """Return the samples of one eval set of the point with this terminal ``record_id``."""
+        ledger, parts = self.ledger, record_id.split("/")
+        if ledger is None or len(parts) != 4:  # noqa: PLR2004 - run, kind, step, revision
+            return None
+        run, kind, step, revision = parts
+        if not all(map(_is_component, (*parts, set_name))):
+            return None
+        folder = ledger.parent / "samples" / run / f"{kind}_{step}.{revision}"
+        try:
+            lines = (folder / f"{set_name}.jsonl").read_bytes().splitlines()
+            return [msgspec.json.decode(line) for line in lines if line]
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+            return None
+
+    def close(self) -> None:
+        """Close the ledger; a later call opens it again."""
+        if self._follower is not None:
+            self._follower.close()
+            self._follower = None
+
+    def _boards(self) -> list[Path]:
+        boards = [self._root / _BOARD, self._root.parent / _BOARD]
+        if self._ledger is not None:  # where the daemon does not own the root
+            boards.append(self._ledger.parent / _BOARD.name)
+        return boards
+
+
+def _ledger(path: Path) -> Path:
+    return path if path.suffix == ".jsonl" or path.is_file() else path / _LEDGER
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    """Return a line as a record; None for what is none."""
+    try:
+        record = msgspec.json.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    if not isinstance(record, dict) or not isinstance(record.get("seq"), int):
+        return None
+    return record
+
+
+def _is_component(name: str) -> bool:
+    return bool(name) and "/" not in name and "\0" not in name and name not in {".", ".."}

@@ -1,0 +1,192 @@
+"""What a training job has dropped and the ledger has not answered: the accounting, no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from evald.point import Kind
+from evald.status.view import StatusView
+
+#: a living daemon that shows nothing of a step that it knew before has answered it: the same bytes
+#: come to no second record.
+_ANSWERED_AFTER_S = 60.0
+#: it reads, and hashes, what was published again at least this fast.
+_HASHED_BYTES_PER_S = 200e6
+
+
+class Name(msgspec.Struct, frozen=True, order=True):
+    """A point as a trainer names it: revisions are the daemon's."""
+
+    kind: Kind
+    step: int
+
+    def __str__(self) -> str:
+        """Show it in a sentence."""
+        return f"step {self.step}" if self.kind is Kind.STEP else "baseline"
+
+
+class Drop(msgspec.Struct):
+    """What was given to the daemon."""
+
+    #: lowest revision that its record can have.
+    revision: int
+    #: since when (caller's clock) a living daemon can see it.
+    since_s: float
+    size_bytes: int = 0
+    #: a step without snapshot: it takes no room at the daemon.
+    skipped: bool = False
+
+
+class InFlight:
+    """Points of one run that have not ended, as far as drops, ledger and status tell.
+
+    A point counts once, whichever of the three knows of it: an earlier life of the job has left
+    some behind.
+    """
+
+    def __init__(self) -> None:
+        self._drops: dict[Name, Drop] = {}
+        #: highest revision that was accepted or has ended.
+        self._newest: dict[Name, int] = {}
+        #: highest revision that has ended.
+        self._ended: dict[Name, int] = {}
+        #: accepted and not ended, in that order.
+        self._open: dict[tuple[Name, int], None] = {}
+        #: queued or running by the newest status.
+        self._listed: dict[tuple[Name, int], None] = {}
+        #: lowest revisions that are this life's.
+        self._own: dict[Name, int] = {}
+
+    # --- what the job does ---------------------------------------------------------------------
+
+    def drop(self, name: Name, *, now_s: float, size_bytes: int = 0, skipped: bool = False) -> None:
+        """Note that a snapshot, a request or a skip is given to the daemon now."""
+        before = self._drops.get(name)
+        revision = max(self._newest.get(name, -1), before.revision if before else -1) + 1
+        self._drops.pop(name, None)  # it goes to the end of the line
+        self._drops[name] = Drop(revision, now_s, size_bytes, skipped)
+        self._own.setdefault(name, revision)
+
+    def inherit(self, name: Name, *, now_s: float) -> None:
+        """Note what an earlier life has left in the staging root, unless the ledger knows it."""
+        if not self.is_known(name):
+            self._drops[name] = Drop(0, now_s)
+
+    def forget(self, name: Name) -> None:
+        """Note that it came to nothing before the daemon could see it."""
+        self._drops.pop(name, None)
+
+    # --- what the daemon says ------------------------------------------------------------------
+
+    def apply(self, record: dict[str, Any]) -> None:
+        """Take in a record of the run."""
+        if record["type"] not in {"accepted", "point"}:
+            return
+        name, revision = Name(Kind(record["kind"]), record["step"]), record["revision"]
+        self._newest[name] = max(self._newest.get(name, -1), revision)
+        if record["type"] == "accepted":
+            if revision > self._ended.get(name, -1):
+                self._open[name, revision] = None
+            return
+        self._ended[name] = max(self._ended.get(name, -1), revision)
+        self._open.pop((name, revision), None)
+        drop = self._drops.get(name)
+        if drop is not None and drop.revision <= revision:
+            del self._drops[name]
+
+    def see(self, status: StatusView, run: str) -> None:
+        """Take in what queues and runs; the ledger, which is newer, wins."""
+        self._listed = {
+            (Name(Kind(point.kind), point.step), point.revision): None
+            for point in (*status.running, *status.queued)
+            if point.run == run
+        }
+
+    def settle_answered(self, now_s: float) -> list[Name]:
+        """Let go of what a daemon that lives will not answer again; returns it.
+
+        A step that the daemon knew before leads to no second record if the bytes are the same; a
+        skip leads to none if the daemon had the step's snapshot after all.
+        """
+        held = {name for name, _ in (*self._open, *self._still_listed())}
+        answered = [
+            name
+            for name, drop in self._drops.items()
+            if (drop.revision > 0 or drop.skipped)
+            and name not in held
+            and now_s - drop.since_s > _ANSWERED_AFTER_S + drop.size_bytes / _HASHED_BYTES_PER_S
+        ]
+        for name in answered:
+            del self._drops[name]
+        return answered
+
+    def restart_waiting(self, now_s: float) -> None:
+        """Note that the daemon can see what was dropped only from now on."""
+        for drop in self._drops.values():
+            drop.since_s = now_s
+
+    def forget_ledger(self) -> None:
+        """Note that the ledger began anew: nothing is known, and what was dropped is revision 0."""
+        for known in (self._newest, self._ended, self._open, self._listed):
+            known.clear()
+        for drop in self._drops.values():
+            drop.revision = 0
+        self._own = dict.fromkeys(self._own, 0)
+
+    # --- what is to be known -------------------------------------------------------------------
+
+    def taking_room(self) -> list[Name]:
+        """Return what counts against the cap."""
+        return list(dict.fromkeys(self._names(skips=False)))
+
+    def missing(self) -> list[Name]:
+        """Return every point that has no terminal record yet, oldest first."""
+        return list(dict.fromkeys(self._names(skips=True)))
+
+    def unseen(self, now_s: float, after_s: float) -> list[Name]:
+        """Return drops of which a living daemon has shown nothing for ``after_s``."""
+        held = {name for name, _ in (*self._open, *self._still_listed())}
+        return [
+            name
+            for name, drop in self._drops.items()
+            if name not in held and now_s - drop.since_s > after_s
+        ]
+
+    def unlisted_bytes(self) -> int:
+        """Return the bytes of snapshots that the daemon does not count as its own yet."""
+        held = {name for name, _ in (*self._open, *self._still_listed())}
+        return sum(drop.size_bytes for name, drop in self._drops.items() if name not in held)
+
+    def is_pending(self, name: Name) -> bool:
+        """Tell whether a snapshot or request of this name has not ended."""
+        return name in self.taking_room()
+
+    def is_known(self, name: Name) -> bool:
+        """Tell whether the ledger has a record of this name."""
+        return name in self._newest
+
+    def has_ended(self, name: Name) -> bool:
+        """Tell whether the ledger has a terminal record of this name."""
+        return name in self._ended
+
+    def any_baseline(self) -> bool:
+        """Tell whether the run has a baseline, or will have."""
+        known = (*self._newest, *self.missing())
+        return any(name.kind is Kind.BASELINE for name in known)
+
+    def is_own(self, record: dict[str, Any]) -> bool:
+        """Tell whether a record is about what this life has dropped."""
+        lowest = self._own.get(Name(Kind(record["kind"]), record["step"]))
+        return lowest is not None and bool(record["revision"] >= lowest)
+
+    def _names(self, *, skips: bool) -> Iterator[Name]:
+        yield from (name for name, _ in (*self._open, *self._still_listed()))
+        yield from (name for name, drop in self._drops.items() if skips or not drop.skipped)
+
+    def _still_listed(self) -> Iterator[tuple[Name, int]]:
+        for name, revision in self._listed:
+            if revision > self._ended.get(name, -1):
+                yield name, revision

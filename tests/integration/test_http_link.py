@@ -1,0 +1,225 @@
+"""HttpLink against the real status server, and against what else may answer."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+from status_stage import TOKEN, stage
+
+from evald.errors import EvaldError
+from evald.status.token import TokenError
+from evald.trainer.http_connection import parse_url
+from evald.trainer.http_link import HttpLink, Refused
+
+in_thread = asyncio.to_thread
+
+
+async def test_everything_is_asked_over_one_connection(tmp_path: Path) -> None:
+    async with stage(tmp_path) as s:
+        await s.add_points(1, 3)
+        s.write_samples(b'{"question": "1", "score": 1.0}\n' * 3)
+        with closing(HttpLink(s.url, TOKEN)) as link:
+            assert await in_thread(link.check)
+            connection = link._connection
+            assert connection is not None
+            status = await in_thread(link.status)
+            assert status is not None
+            assert (status.beat, status.listen) == (3, s.server.listen)
+            records = await in_thread(link.records, 1)
+            assert [(record["seq"], record["step"]) for record in records] == [(2, 2), (3, 3)]
+            assert await in_thread(link.records, 3) == []
+            samples = await in_thread(link.samples, "a/step/1/r0", "math")
+            assert samples == [{"question": "1", "score": 1.0}] * 3
+            assert await in_thread(link.samples, "a/step/1/r0", "none") is None
+            assert link._connection is connection
+
+
+async def test_all_pages_are_read(tmp_path: Path) -> None:
+    async with stage(tmp_path) as s:
+        await s.add_points(1, 2345)
+        with closing(HttpLink(s.url, TOKEN)) as link:
+            records = await in_thread(link.records, 0)
+    assert [record["seq"] for record in records] == list(range(1, 2346))
+
+
+async def test_the_unix_socket_needs_no_token(tmp_path: Path) -> None:
+    async with stage(tmp_path, tcp=False) as s:
+        for url in (f"unix:{s.server.socket}", f"unix://{s.server.socket}"):
+            with closing(HttpLink(url)) as link:
+                assert await in_thread(link.check)
+
+
+async def test_a_wrong_token_is_an_error_of_check_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with stage(tmp_path) as s:
+        await s.add_points(1, 1)
+        capsys.readouterr()
+        with closing(HttpLink(s.url, "wrong")) as link:
+            with pytest.raises(Refused, match="does not take the token; give the one of its"):
+                await in_thread(link.check)
+            for _ in range(3):
+                assert await in_thread(link.status) is None
+                assert await in_thread(link.records, 0) == []
+                assert await in_thread(link.samples, "a/step/1/r0", "math") is None
+        assert capsys.readouterr().out.count("evald_not_asked") == 1
+
+
+async def test_a_daemon_that_comes_and_goes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with stage(tmp_path) as s:
+        port = int(s.url.rpartition(":")[2])
+        link = HttpLink(s.url, TOKEN)
+        assert await in_thread(link.status) is not None
+    assert await in_thread(link.check) is False
+    for _ in range(3):
+        assert await in_thread(link.status) is None
+        assert await in_thread(link.records, 0) == []
+    assert capsys.readouterr().out.count("evald_not_asked") == 1
+    async with stage(tmp_path, port=port) as s:
+        assert await in_thread(link.status) is not None
+    # the kept connection is dead, and the next daemon answers at the first try
+    async with stage(tmp_path, port=port) as s:
+        assert await in_thread(link.status) is not None
+    link.close()
+
+
+async def test_the_token_comes_from_a_file_or_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "token"
+    path.write_text(TOKEN)
+    path.chmod(0o600)
+    async with stage(tmp_path) as s:
+        with closing(HttpLink(s.url, token_file=path)) as link:
+            assert await in_thread(link.check)
+        monkeypatch.setenv("EVALD_TOKEN", TOKEN)
+        with closing(HttpLink(s.url)) as link:
+            assert await in_thread(link.check)
+        monkeypatch.setenv("EVALD_TOKEN", " ")
+        with pytest.raises(TokenError, match="variable EVALD_TOKEN: it is empty"):
+            HttpLink(s.url)
+        with pytest.raises(ValueError, match="give one of the two"):
+            HttpLink(s.url, TOKEN, path)
+
+
+@pytest.mark.parametrize(
+    "url", ["host:8008", "ftp://h:1", "http://", "http://h:x", "http://h:1?a", "unix:s.sock", ""]
+)
+def test_what_is_no_url(url: str) -> None:
+    with pytest.raises(ValueError, match="cannot use url"):
+        parse_url(url)
+
+
+def test_urls() -> None:
+    place = parse_url("https://proxy/evald/")
+    assert (place.scheme, place.host, place.port, place.prefix) == ("https", "proxy", 443, "/evald")
+    place = parse_url("http://[::1]:8008")
+    assert (place.scheme, place.host, place.port, place.prefix) == ("http", "::1", 8008, "")
+
+
+# --- what else may answer
+
+
+@contextmanager
+def answering(serve: Callable[[socket.socket], None]) -> Iterator[str]:
+    """Answer each connection with ``serve``; gives the URL."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+
+        def run() -> None:
+            while True:
+                try:
+                    connection, _ = listener.accept()
+                except OSError:
+                    return
+                with connection:
+                    serve(connection)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join(10)
+
+
+def raw(answer: bytes) -> Callable[[socket.socket], None]:
+    def serve(connection: socket.socket) -> None:
+        connection.recv(65536)
+        connection.sendall(answer)
+
+    return serve
+
+
+def trickle(connection: socket.socket) -> None:
+    connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n")
+    try:
+        for _ in range(100):
+            connection.sendall(b"x")
+            time.sleep(0.05)
+    except OSError:
+        return  # nobody reads any more, as it should be
+
+
+def hang(connection: socket.socket) -> None:
+    while connection.recv(65536):
+        pass
+
+
+@pytest.mark.parametrize(
+    "serve",
+    [
+        hang,
+        trickle,
+        raw(b""),
+        raw(b"SSH-2.0-x\r\n"),
+        raw(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{"),
+        raw(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\n{"),
+        raw(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n[]"),
+        raw(b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n\xff\n"),
+        raw(b"HTTP/1.1 500 Oh\r\ncontent-length: 2\r\n\r\nno"),
+    ],
+)
+def test_whatever_answers_training_goes_on_in_time(serve: Callable[[socket.socket], None]) -> None:
+    with answering(serve) as url:
+        link = HttpLink(url, TOKEN, timeout_s=0.3, samples_timeout_s=0.3)
+        begun = time.monotonic()
+        assert link.status() is None
+        assert link.records(0) == []
+        assert link.samples("a/step/1/r0", "math") is None
+        assert time.monotonic() - begun < 3
+        link.close()
+
+
+def test_what_is_no_evald_is_told_at_the_start() -> None:
+    with answering(raw(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello")) as url:
+        link = HttpLink(url, TOKEN)
+        with pytest.raises(EvaldError, match=r"cannot understand what answers .*is it an evald"):
+            link.check()
+        link.close()
+
+
+def test_a_name_that_is_not_resolved_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    released = threading.Event()
+
+    def slow(*_: object, **__: object) -> list[object]:
+        released.wait(10)
+        return []
+
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
+    link = HttpLink("http://somewhere:1", TOKEN, timeout_s=0.2)
+    begun = time.monotonic()
+    assert link.status() is None
+    assert time.monotonic() - begun < 3
+    released.set()

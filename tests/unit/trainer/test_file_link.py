@@ -1,0 +1,157 @@
+"""Asking the daemon by files: whatever is missing, torn or strange there is no error here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evald.testing import FakeDaemon
+from evald.trainer.file_link import FileLink
+
+
+def write(ledger: Path, *seqs: int, tail: str = "") -> None:
+    with ledger.open("a") as file:
+        file.write("".join(json.dumps({"seq": seq, "type": "point"}) + "\n" for seq in seqs) + tail)
+
+
+def seqs(records: list[dict[str, Any]]) -> list[int]:
+    return [record["seq"] for record in records]
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Path:
+    return tmp_path / "results.jsonl"
+
+
+# --- the status ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", ["root", "run's folder", "beside the ledger"])
+def test_status_is_found_where_the_daemon_writes_it(tmp_path: Path, place: str) -> None:
+    root, results = tmp_path / "root", tmp_path / "results"
+    daemon = FakeDaemon(root, results, run="demo", cap=3)
+    daemon.beat()
+    daemon.beat()
+    if place == "beside the ledger":  # a root that the daemon does not own
+        (root / ".evald" / "status.json").rename(results / "status.json")
+    link = FileLink(root / "demo" if place == "run's folder" else root, results)
+    status = link.status()
+    assert status is not None
+    assert (status.beat, status.run, status.cap) == (2, "demo", 3)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"beat": 1}', b"\xff"])
+def test_what_is_no_status_is_none(tmp_path: Path, content: bytes) -> None:
+    link = FileLink(tmp_path)
+    assert link.status() is None
+    (tmp_path / ".evald").mkdir()
+    (tmp_path / ".evald" / "status.json").write_bytes(content)
+    assert link.status() is None
+
+
+def test_fields_of_a_newer_daemon_do_not_matter(tmp_path: Path) -> None:
+    FakeDaemon(tmp_path, tmp_path).beat()
+    board = tmp_path / ".evald" / "status.json"
+    board.write_text(json.dumps(json.loads(board.read_bytes()) | {"new": {"in": 9}}))
+    assert FileLink(tmp_path).status() is not None
+
+
+def test_the_ledger_is_where_the_status_says(tmp_path: Path) -> None:
+    results = tmp_path / "elsewhere"
+    daemon = FakeDaemon(tmp_path / "root", results)
+    link = FileLink(tmp_path / "root")
+    write(daemon.ledger, 1)
+    assert link.records(0) == []
+    daemon.beat()
+    link.status()
+    assert link.ledger == daemon.ledger
+    assert seqs(link.records(0)) == [1]
+
+
+# --- the records --------------------------------------------------------------------------------
+
+
+def test_only_what_is_new_is_read_and_given(ledger: Path) -> None:
+    link = FileLink(ledger.parent, ledger)
+    assert link.records(0) == []  # there is no such file yet
+    write(ledger, 1, 2)
+    assert seqs(link.records(0)) == [1, 2]
+    assert link.records(2) == []
+    write(ledger, 3, 4, 5)
+    follower = link._follower
+    assert seqs(link.records(3)) == [4, 5]
+    assert link._follower is follower  # it went on where it was
+    assert seqs(link.records(1)) == [2, 3, 4, 5]  # who asks for older ones gets them
+    assert link.records(9) == []
+    write(ledger, 6)
+    assert seqs(link.records(5)) == [6]
+    link.close()
+    assert seqs(link.records(5)) == [6]
+
+
+@pytest.mark.parametrize("results", ["directory", "file"])
+def test_the_ledger_or_its_directory(tmp_path: Path, results: str) -> None:
+    ledger = tmp_path / "results.jsonl"
+    write(ledger, 1)
+    link = FileLink(tmp_path, ledger if results == "file" else tmp_path)
+    assert seqs(link.records(0)) == [1]
+
+
+def test_a_torn_line_waits_and_a_broken_one_is_passed_by(ledger: Path) -> None:
+    link = FileLink(ledger.parent, ledger)
+    write(ledger, 1, tail='{"seq": 2, "ty')
+    assert seqs(link.records(0)) == [1]
+    write(ledger, tail='pe": "point"}\nrubbish\n[3]\n{"seq": "4"}\n\xff\n')
+    assert seqs(link.records(1)) == [2]
+    write(ledger, 5)
+    assert seqs(link.records(2)) == [5]
+
+
+def test_a_ledger_that_was_replaced_is_read_from_its_start(ledger: Path) -> None:
+    link = FileLink(ledger.parent, ledger)
+    write(ledger, 1, 2, 3)
+    link.records(0)
+    ledger.rename(ledger.with_name("old"))
+    write(ledger, 1, 2)
+    assert link.records(3) == []
+    assert seqs(link.records(0)) == [1, 2]
+
+
+def test_a_ledger_that_cannot_be_read_has_no_records(ledger: Path) -> None:
+    ledger.mkdir()
+    assert FileLink(ledger.parent, ledger).records(0) == []
+
+
+# --- the samples --------------------------------------------------------------------------------
+
+
+def test_samples_of_one_set(tmp_path: Path, ledger: Path) -> None:
+    folder = tmp_path / "samples" / "r" / "step_4.r1"
+    folder.mkdir(parents=True)
+    (folder / "a.jsonl").write_text('{"question": "q1"}\n{"question": "q2"}\n')
+    (folder / "torn.jsonl").write_text('{"question"')
+    link = FileLink(tmp_path, ledger)
+    assert link.samples("r/step/4/r1", "a") == [{"question": "q1"}, {"question": "q2"}]
+    for record_id, name in [
+        ("r/step/4/r0", "a"),
+        ("r/step/4/r1", "b"),
+        ("r/step/4/r1", "torn"),
+        ("r/step/4/r1", "../step_4.r1/a"),
+        ("../r/step/4/r1", "a"),
+        ("r/step/4/r1", ""),
+        ("nonsense", "a"),
+    ]:
+        assert link.samples(record_id, name) is None
+    assert FileLink(tmp_path).samples("r/step/4/r1", "a") is None
+
+
+def test_nothing_is_written(tmp_path: Path) -> None:
+    link = FileLink(tmp_path / "root", tmp_path / "results")
+    link.status()
+    link.records(0)
+    link.samples("r/step/4/r1", "a")
+    link.close()
+    assert list(tmp_path.iterdir()) == []
