@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,8 @@ import pytest
 from evald.config_load import build_config
 from evald.engines.plan import engine_plan
 from evald.point import Outcome, SkipReason
-from evald.results.records import AnyRecord
-from evald.testing import write_snapshot
+from evald.results.records import AnyRecord, PointRecord
+from evald.testing import FakeDaemon, write_snapshot
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -25,8 +27,14 @@ def blocks(language: str) -> list[str]:
     return found
 
 
+def block(language: str, words: str) -> str:
+    """The one block of code with these words in it."""
+    (found,) = [text for text in blocks(language) if words in text]
+    return found
+
+
 def test_the_config_is_good() -> None:
-    text = blocks("toml")[0]
+    text = block("toml", 'run = "qwen3-4b-rl"')
     config = build_config(tomllib.loads(text), base=Path("/etc/evald"), environ={})
     assert config.fleet is not None
     assert (config.fleet.engines, config.fleet.gpus_per_engine) == (4, 2)
@@ -37,7 +45,9 @@ def test_the_config_is_good() -> None:
 def test_the_inheriting_fleet_is_good() -> None:
     rest = 'run = "r"\n[staging]\nroot = "/s"\n[results]\ndir = "/r"\n'
     rest += '[[eval]]\nname = "a"\npath = "a.jsonl"\n'
-    config = build_config(tomllib.loads(rest + blocks("toml")[1]), base=Path("/e"), environ={})
+    config = build_config(
+        tomllib.loads(rest + block("toml", "[fleet.inherit]")), base=Path("/e"), environ={}
+    )
     assert config.engine_count == 6
 
 
@@ -48,17 +58,42 @@ class Model:
         write_snapshot(Path(path), marker=None)
 
 
-@pytest.mark.parametrize("number", [0, 1])
-def test_the_trainers_code_runs(number: int, tmp_path: Path) -> None:
-    code = blocks("python")[number].replace("/dev/shm/evald", str(tmp_path / "root"))
+@pytest.mark.parametrize("words", ["tokenizer.save_pretrained", "from evald.trainer.publish"])
+def test_the_trainers_code_runs(words: str, tmp_path: Path) -> None:
+    code = block("python", words).replace("/dev/shm/evald", str(tmp_path / "root"))
     (tmp_path / "root").mkdir()
-    imports = "import os, pathlib\n" if number == 0 else ""
+    by_hand = words.startswith("tokenizer")
+    imports = "import os, pathlib\n" if by_hand else ""
     exec(imports + code, {"model": Model(), "tokenizer": Model(), "step": 40})  # noqa: S102
     assert (tmp_path / "root" / "step_40" / ".complete").exists()
-    if number == 1:
+    if not by_hand:
         skip = json.loads((tmp_path / "root" / "step_41.skip").read_text())
         assert skip["reason"] == "export_failed"
         assert json.loads((tmp_path / "root" / "run.end").read_text())["last_step"] == 1800
+
+
+def test_the_dispatchers_code_runs(tmp_path: Path, tiny_model: Path) -> None:
+    root = tmp_path / "root"
+    daemon = FakeDaemon(root, tmp_path / "results", base_dir=tiny_model)
+    daemon.start()
+    job = tmp_path / "job.py"
+    code = block("python", 'EvalDispatcher(\n    "/dev/shm/evald"')
+    job.write_text(
+        "import sys\nfrom safetensors.torch import load_file\n"
+        "base, n = sys.argv[1], 60\nmodel = load_file(base + '/model.safetensors')\n"
+        + code.replace("/dev/shm/evald", str(root))
+    )
+    try:
+        subprocess.run([sys.executable, job, tiny_model], check=True, timeout=100)
+    finally:
+        daemon.stop()
+    points = [record for record in daemon.records() if isinstance(record, PointRecord)]
+    assert [(point.kind, point.step) for point in points] == [
+        ("baseline", 0),
+        ("step", 50),
+        ("step", 60),
+    ]
+    assert {point.outcome for point in points} == {"ok"}
 
 
 def test_every_record_type_outcome_and_reason_is_explained() -> None:
