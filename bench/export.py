@@ -1,8 +1,8 @@
 """What an export costs training: seconds of stall and of writing into /dev/shm, sync and async.
 
 Beside each other, in one run and pair by pair: one plain copy of the weights into memory that is
-just as warm, ``save_pretrained`` (no hashes), and evald's exporter (hashed, with manifest). The last
-line is JSON; of several sizes it shows the worse ratio.
+just as warm, ``save_pretrained`` (no hashes), and evald's exporter (hashes and a manifest). The
+last line is JSON; of several sizes it shows the worse ratio.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Bench:
         self._async.close()
 
     def copy(self) -> float:
-        """One plain copy of the same tensors."""
+        """Copy the same tensors, and do nothing else."""
         started = time.perf_counter()
         offset = 0
         for tensor in self.tensors:
@@ -129,7 +129,7 @@ class Bench:
         return time.perf_counter() - started
 
     def asynchronous(self) -> float:
-        """An export in async mode: the stall; the rest of it ends before this returns."""
+        """Export in async mode: return the stall, once the rest of it has ended, too."""
         self._step += 1
         started = time.perf_counter()
         future = self._async.export(self._model, self._step)
@@ -140,11 +140,11 @@ class Bench:
         return stall_s
 
     def save_pretrained(self) -> float:
-        """What a trainer does without evald."""
+        """Do what a trainer does without evald."""
         return self._timed(lambda: self._model.save_pretrained(self._work / "saved"), "saved")
 
     def synchronous(self) -> float:
-        """An export in sync mode."""
+        """Export in sync mode."""
         self._step += 1
         name = f"step_{self._step}"
         return self._timed(lambda: self._sync.export(self._model, self._step).result(), name)

@@ -84,6 +84,9 @@ class Dispatch(Table, frozen=True, kw_only=True):
     baseline: bool = False
     #: x of the baseline; -1 where steps count from 0.
     baseline_step: int = 0
+    #: an eval set that is not what earlier points of its run were measured with: the first point
+    #: says so and is not compared, or it is skipped (and the daemon does not start).
+    on_set_change: Literal["record", "refuse"] = "record"
 
 
 class Results(Table, frozen=True, kw_only=True):
@@ -172,6 +175,9 @@ class Fleet(EngineLimits, frozen=True, kw_only=True):
     gpus_per_engine: Positive | None = None
     #: two kinds of engines in one fleet, instead of the three above.
     group: list[Group] = []
+    #: SGLang's deterministic inference: the same seed gives the same answer, whatever else is in
+    #: the batch; slower, and on GPUs only.
+    deterministic: bool = False
     #: "update" loads snapshots into running engines; "restart" starts the engines on them.
     pin_mode: Literal["update", "restart"] = "update"
     #: interpreter that has SGLang; None: the daemon's own.
@@ -270,7 +276,7 @@ class Defaults(Table, frozen=True, kw_only=True):
     #: settings of that grader, see its file in ``evald/evals/graders``; a set that names another
     #: grader than [defaults] does not inherit them.
     grader_config: dict[str, Any] = {}
-    #: what stands behind the model's thinking is its answer; "auto": where it thinks at all.
+    #: only what stands behind thinking_end is the answer; "auto": where the model thinks at all.
     thinking: Literal["auto"] | bool = "auto"
     #: closing tag of the thinking; without its slash it is the opening tag.
     thinking_end: Text = "</think>"
@@ -278,6 +284,11 @@ class Defaults(Table, frozen=True, kw_only=True):
     input_key: str = "prompt"
     label_key: str = "label"
     metadata_key: str | None = None
+    #: what is laid over each row's metadata.
+    metadata_overrides: dict[str, Any] = {}
+    #: key of the tools that the chat template is told of: a list, or the text of one in JSON; a row
+    #: may have none.
+    tool_key: str | None = None
     #: key of a stable question id; None: the row's number.
     id_key: str | None = None
     #: key of a cluster: rows with the same value are not independent (one document, one family).
@@ -285,11 +296,20 @@ class Defaults(Table, frozen=True, kw_only=True):
     temperature: Annotated[float, Meta(ge=0)] = 0.0
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
     top_k: int = -1
+    repetition_penalty: Annotated[float, Meta(gt=0, le=2)] = 1.0
     min_new_tokens: Count = 0
     max_response_len: Positive = 512
     n_samples_per_eval_prompt: Positive = 1
+    #: fewest samples that must have a score: with fewer the point is "partial", whatever
+    #: max_error_share says.
+    min_eval_samples: Positive | None = None
+    #: the samples of one question share a request up to this max_response_len; of longer ones
+    #: each has its own, so that none waits for another and a lost engine costs one.
+    list_up_to_tokens: Count = 8192
     stop: list[str] = []
     stop_token_ids: list[int] = []
+    #: the stop string stays at the end of the response.
+    no_stop_trim: bool = False
     skip_special_tokens: bool = True
     #: "auto" wraps chat messages and sends text as it is; true wraps text as one user message.
     apply_chat_template: Literal["auto"] | bool = "auto"
@@ -315,7 +335,7 @@ class Defaults(Table, frozen=True, kw_only=True):
     window_overlap_tokens: Positive = 1
     #: one answer's grading.
     grader_timeout_s: Seconds = 10.0
-    #: part of every sample's seed.
+    #: part of every sample's seed; SGLang heeds seeds in deterministic inference only.
     seed: int = 0
     #: k of pass@k, for scores of 0 and 1; empty: 1, 2, 4, ... up to n_samples_per_eval_prompt.
     pass_k: list[Positive] = []
@@ -328,9 +348,36 @@ class EvalSet(Defaults, frozen=True, kw_only=True):
 
     name: Name
     #: what is asked: a response, or (see ``evald/evals/kinds``) something else.
-    kind: Literal["generate", "loglikelihood_choice", "perplexity"] = "generate"
-    #: JSONL file, one question a row.
-    path: Text
+    kind: Literal["generate", "loglikelihood_choice", "perplexity", "custom", "procedural"] = (
+        "generate"
+    )
+    #: JSONL or (``.parquet``) Parquet file, one question a row; ``FILE@[a:b]`` takes the rows that
+    #: Python's slice takes, negative numbers from the end. A row keeps its number in the file.
+    #: Every kind but "procedural" needs one.
+    path: str = ""
+    #: kind "custom": the user's async generate function, "module:function", and its settings
+    #: (``evald/evals/custom/settings.py``).
+    function: (
+        Annotated[
+            str,
+            Meta(
+                pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$",
+                description='"module:function", such as "my_tools:generate"',
+            ),
+        ]
+        | None
+    ) = None
+    function_config: dict[str, Any] = {}
+    #: kind "procedural": name of a reasoning-gym task, and its settings in their own names.
+    task: Text | None = None
+    task_config: dict[str, Any] = {}
+    #: questions that are made, and the seed that they are made from.
+    task_size: Positive = 100
+    task_seed: Count = 0
+    #: the prompt, with {question} in it where the task's own text belongs.
+    task_prompt: Annotated[
+        str, Meta(pattern=r"\{question\}", description="text with {question} in it")
+    ] = "{question}"
 
 
 class Aggregate(Table, frozen=True, kw_only=True):
@@ -358,6 +405,9 @@ class Config(Table, frozen=True, kw_only=True):
     shared: Shared | None = None
     blackbox: BlackBox | None = None
     defaults: Defaults = msgspec.field(default_factory=Defaults)
+    #: the eval YAML of miles and slime (``evald/eval_yaml``), relative to the config file, or
+    #: ``base64:`` and its text; its sets come behind the [[eval]] tables.
+    eval_config: Text | None = None
     #: what is measured; empty for a black box, which knows by itself.
     eval: list[EvalSet] = []
     aggregate: list[Aggregate] = []

@@ -9,8 +9,11 @@ from evald.config import Attached, BlackBox, Config, EvalSet, Fleet, Inherit, Sh
 from evald.results.records import is_own_metric
 
 
-def cross_check(config: Config) -> list[str]:
-    """Check what no single field can know; one sentence for each fault."""
+def cross_check(config: Config, places: list[str]) -> list[str]:
+    """Check what no single field can know; one sentence for each fault.
+
+    ``places`` says where each eval set stands, such as "eval[0]".
+    """
     from evald.evals.graders import check_grader  # noqa: PLC0415 (keeps config light)
     from evald.status.listen import check_listen  # noqa: PLC0415 (keeps config light)
 
@@ -40,11 +43,11 @@ def cross_check(config: Config) -> list[str]:
     problems += _check_posture(config)
     names: dict[str, int] = {}
     for i, eval_set in enumerate(config.eval):
-        key = f"eval[{i}]"
+        key = places[i]
         if eval_set.name in names:
             problems.append(
                 f"{key}.name: {eval_set.name!r} is already the name of "
-                f"eval[{names[eval_set.name]}]; names must be unique"
+                f"{places[names[eval_set.name]]}; names must be unique"
             )
         names.setdefault(eval_set.name, i)
         if is_own_metric(eval_set.name):
@@ -52,7 +55,7 @@ def cross_check(config: Config) -> list[str]:
                 f"{key}.name: eval/{eval_set.name} is a metric of evald's own; choose another name"
             )
         problems += [f"{key}.{sentence}" for sentence in _check_set(eval_set, config)]
-        if eval_set.kind == "generate":
+        if eval_set.kind in {"generate", "custom"}:
             problems += [f"{key}.{sentence}" for sentence in check_grader(eval_set)]
     return problems + _check_aggregates(config, set(names))
 
@@ -83,6 +86,19 @@ def _check_aggregates(config: Config, sets: set[str]) -> list[str]:
     return problems
 
 
+def _check_source(eval_set: EvalSet) -> list[str]:
+    """Check that a set says where its questions come from, and nothing that is of no use."""
+    problems = []
+    if eval_set.kind == "procedural" and eval_set.path:
+        problems.append("path: kind 'procedural' makes its own questions; remove it")
+    if eval_set.kind != "procedural" and not eval_set.path:
+        problems.append("path: missing; it must be set")
+    for name, kind in (("function", "custom"), ("task", "procedural")):
+        if getattr(eval_set, name) is not None and eval_set.kind != kind:
+            problems.append(f"{name}: only kind {kind!r} has one; set kind, or remove it")
+    return problems
+
+
 def _check_posture(config: Config) -> list[str]:
     if config.fleet is not None:
         return _check_fleet(config.fleet)
@@ -97,6 +113,21 @@ def _check_fleet(fleet: Fleet) -> list[str]:
     from evald.engines.sglang_table import check_sglang_table  # noqa: PLC0415 (keeps config light)
 
     problems = check_sglang_table(fleet.sglang)
+    if fleet.deterministic and fleet.device == "cpu":
+        problems.append(
+            "fleet.deterministic: SGLang's deterministic inference is for GPUs, and device is "
+            "'cpu'; remove it, or set fleet.device = 'cuda'"
+        )
+    tables = [fleet.sglang, *(group.sglang for group in fleet.group)]
+    if fleet.deterministic and any(
+        value is False and name.replace("-", "_") == "enable_deterministic_inference"
+        for table in tables
+        for name, value in table.items()
+    ):
+        problems.append(
+            "fleet.deterministic: true, but [fleet.sglang] or a group sets "
+            "enable_deterministic_inference = false; keep one"
+        )
     names = [group.name for group in fleet.group]
     for i, group in enumerate(fleet.group):
         problems += check_sglang_table(group.sglang, f"[[fleet.group]] {group.name}")
@@ -134,7 +165,7 @@ def _check_blackbox(blackbox: BlackBox, config: Config) -> list[str]:
     if config.eval:
         problems.append(
             "eval: a black box measures what it wants, evald has no engine to ask; remove the "
-            "[[eval]] tables, or use another posture"
+            "[[eval]] tables and eval_config, or use another posture"
         )
     return problems
 
@@ -173,7 +204,7 @@ def _check_shared(shared: Shared) -> list[str]:
 
 
 def _check_set(eval_set: EvalSet, config: Config) -> list[str]:
-    problems = []
+    problems = _check_source(eval_set)
     deadline = eval_set.set_deadline_s
     if deadline is not None and not (
         config.dispatch.sample_timeout_s < deadline < config.dispatch.point_deadline_s

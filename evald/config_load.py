@@ -14,7 +14,7 @@ import types
 import typing
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -23,6 +23,9 @@ from evald.config_check import cross_check
 from evald.config_resolve import lay_over_preset, resolve_engines, resolve_paths
 from evald.errors import ConfigError
 from evald.text import hide_secrets
+
+if TYPE_CHECKING:
+    from evald.eval_yaml.reader import YamlSet
 
 POSTURES = ("fleet", "attached", "shared", "blackbox")
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
@@ -51,17 +54,21 @@ def build_config(raw: dict[str, Any], *, base: Path, environ: Mapping[str, str])
     problems: list[str] = []
     raw = _expand(raw, environ, "", problems)
     raw = lay_over_preset(raw, problems)
-    sets = _inherit_defaults(raw, problems)
+    defaults = _good_defaults(raw)
+    sets = _inherit_defaults(raw, defaults, problems)
+    more = _read_yaml_sets(raw, defaults, base, environ, problems)
     postures = [name for name in POSTURES if name in raw]
     if len(postures) != 1:
         problems.append(_posture_problem(postures))
     config = build_table(Config, {**raw, "eval": sets}, "", problems)
     if problems or config is None:
-        raise ConfigError(problems)
-    config = resolve_paths(config, base)
+        raise ConfigError(list(dict.fromkeys(problems)))
+    places = [f"eval[{i}]" for i in range(len(sets))] + [one.where for one in more]
+    sets = [*config.eval, *(one.eval_set for one in more)]
+    config = resolve_paths(msgspec.structs.replace(config, eval=sets), base)
     if config.fleet is not None:
         config = msgspec.structs.replace(config, fleet=resolve_engines(config.fleet, problems))
-    problems += cross_check(config)
+    problems += cross_check(config, places)
     if problems:
         raise ConfigError(problems)
     return config
@@ -75,6 +82,8 @@ def dump_config(config: Config) -> dict[str, Any]:
         dumped["fleet"]["inherit"]["command"] = command and hide_secrets(command)
     if config.blackbox is not None:
         dumped["blackbox"]["env"] = dict.fromkeys(config.blackbox.env, "(hidden)")
+    if config.eval_config is not None and config.eval_config.startswith("base64:"):
+        dumped["eval_config"] = "base64:..."  # its sets stand in eval
     return dumped
 
 
@@ -83,7 +92,7 @@ def _expand(value: Any, environ: Mapping[str, str], key: str, problems: list[str
         return {k: _expand(v, environ, _join(key, k), problems) for k, v in value.items()}
     if isinstance(value, list):
         return [_expand(v, environ, f"{key}[{i}]", problems) for i, v in enumerate(value)]
-    if not isinstance(value, str) or key.endswith(".regex"):
+    if not isinstance(value, str) or key.endswith((".regex", ".answer_pattern")):
         return value
 
     def substitute(match: re.Match[str]) -> str:
@@ -101,27 +110,58 @@ def _expand(value: Any, environ: Mapping[str, str], key: str, problems: list[str
     return _VARIABLE.sub(substitute, value)
 
 
-def _inherit_defaults(raw: dict[str, Any], problems: list[str]) -> list[Any]:
+def _good_defaults(raw: dict[str, Any]) -> dict[str, Any]:
+    """Return what can be used of [defaults]; the rest is reported where the table is built.
+
+    A bad default is one fault of [defaults], not one of every set.
+    """
+    defaults = raw.get("defaults", {})
+    if not isinstance(defaults, dict):
+        return {}
+    types = {field.name: field.type for field in msgspec.structs.fields(Defaults)}
+    return {k: v for k, v in defaults.items() if k in types and _fits(types[k], v)}
+
+
+def _read_yaml_sets(
+    raw: dict[str, Any],
+    defaults: dict[str, Any],
+    base: Path,
+    environ: Mapping[str, str],
+    problems: list[str],
+) -> list[YamlSet]:
+    """Read the sets of ``eval_config``, if there is one."""
+    if not isinstance(raw.get("eval_config"), str):
+        return []
+    # most configs have none
+    from evald.eval_yaml.reader import read_eval_config  # noqa: PLC0415
+
+    return read_eval_config(
+        raw["eval_config"], base=base, environ=environ, defaults=defaults, problems=problems
+    )
+
+
+def _inherit_defaults(
+    raw: dict[str, Any], defaults: dict[str, Any], problems: list[str]
+) -> list[Any]:
     """Lay each [[eval]] table over [defaults], so that a set is complete by itself."""
     sets = raw.get("eval")
     if sets is None:
-        if "blackbox" not in raw:
-            problems.append("eval: missing; add at least one [[eval]] table with name and path")
+        if "blackbox" not in raw and "eval_config" not in raw:
+            problems.append(
+                "eval: missing; add at least one [[eval]] table with name and path, or eval_config"
+            )
         return []
     if not isinstance(sets, list) or not sets:
         problems.append("eval: must be one or more [[eval]] tables with name and path")
         return []
-    defaults = raw.get("defaults", {})
-    if not isinstance(defaults, dict):
-        return sets  # reported where [defaults] itself is built
-    types = {field.name: field.type for field in msgspec.structs.fields(Defaults)}
-    # a bad default is one fault of [defaults], not one of every set
-    known = {k: v for k, v in defaults.items() if k in types and _fits(types[k], v)}
-    return [_over(known, s) if isinstance(s, dict) else s for s in sets]
+    return [lay_over(defaults, s) if isinstance(s, dict) else s for s in sets]
 
 
-def _over(defaults: dict[str, Any], table: dict[str, Any]) -> dict[str, Any]:
+def lay_over(defaults: dict[str, Any], table: dict[str, Any]) -> dict[str, Any]:
     """Lay a set's table over the defaults; settings of another grader are not for its own."""
+    if table.get("kind") == "procedural":
+        # such a set brings its own
+        table = {"grader": "reasoning_gym", **table}
     grader = defaults.get("grader", Defaults().grader)
     if table.get("grader", grader) != grader:
         defaults = {k: v for k, v in defaults.items() if k != "grader_config"}
@@ -130,7 +170,7 @@ def _over(defaults: dict[str, Any], table: dict[str, Any]) -> dict[str, Any]:
 
 def _fits(kind: Any, raw: Any) -> bool:
     problems: list[str] = []
-    _field(kind, raw, "", problems)
+    convert_field(kind, raw, "", problems)
     return not problems
 
 
@@ -145,7 +185,7 @@ def build_table(kind: type[Table], raw: Any, key: str, problems: list[str]) -> A
     fields = {f.encode_name: f for f in msgspec.structs.fields(kind)}
     before = len(problems)
     unknown = [name for name in raw if name not in fields]
-    problems += [_unknown(_join(key, name), name, list(fields)) for name in unknown]
+    problems += [unknown_key(_join(key, name), name, list(fields)) for name in unknown]
     values: dict[str, Any] = {}
     for name, field in fields.items():
         where = _join(key, name)
@@ -153,11 +193,12 @@ def build_table(kind: type[Table], raw: Any, key: str, problems: list[str]) -> A
             if field.required:
                 problems.append(f"{where}: missing; it must be set")
             continue
-        values[field.name] = _field(field.type, raw[name], where, problems)
+        values[field.name] = convert_field(field.type, raw[name], where, problems)
     return kind(**values) if len(problems) == before else None
 
 
-def _field(kind: Any, raw: Any, key: str, problems: list[str]) -> Any:
+def convert_field(kind: Any, raw: Any, key: str, problems: list[str]) -> Any:
+    """Convert one value to the type of its field; a fault is added to ``problems``."""
     tables = [t for t in (kind, *typing.get_args(kind)) if _is_table(t)]
     if tables and typing.get_origin(kind) is not list:
         return build_table(tables[0], raw, key, problems)
@@ -199,9 +240,11 @@ def _allowed(kind: Any, message: str) -> str:
 
 
 def _description(kind: Any) -> str | None:
-    for meta in getattr(kind, "__metadata__", ()):
-        if isinstance(meta, msgspec.Meta) and meta.description:
-            return meta.description
+    is_union = typing.get_origin(kind) in (typing.Union, types.UnionType)
+    for member in typing.get_args(kind) if is_union else [kind]:
+        for meta in getattr(member, "__metadata__", ()):
+            if isinstance(meta, msgspec.Meta) and meta.description:
+                return meta.description
     return None
 
 
@@ -220,7 +263,8 @@ def _near(kind: Any, raw: Any) -> str:
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
-def _unknown(key: str, name: str, allowed: list[str]) -> str:
+def unknown_key(key: str, name: str, allowed: list[str]) -> str:
+    """Say that a key is not known, and which one was probably meant."""
     near = difflib.get_close_matches(name, allowed, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return f"{key}: unknown key; {hint}allowed here: {', '.join(sorted(allowed))}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -60,14 +61,7 @@ def resolve_paths(config: Config, base: Path) -> Config:
         token_file=absolute(token) if token else token,
     )
 
-    def grader_config(one: EvalSet) -> dict[str, Any]:
-        # a grader of the user's own runs, and is found, beside the config file
-        cwd = one.grader_config.get("cwd", ".")
-        if one.grader.removeprefix("boxed_") not in PROGRAMS or not isinstance(cwd, str):
-            return one.grader_config
-        return {**one.grader_config, "cwd": absolute(cwd)}
-
-    sets = [replace(s, path=absolute(s.path), grader_config=grader_config(s)) for s in config.eval]
+    sets = [_resolve_set(one, absolute) for one in config.eval]
     config = replace(config, staging=staging, results=results, status=status, eval=sets)
     posture = config.posture
     if isinstance(posture, BlackBox):
@@ -84,6 +78,23 @@ def resolve_paths(config: Config, base: Path) -> Config:
         given = {name: absolute(path) for name, path in files.items() if path}
         posture = replace(posture, inherit=replace(inherit, **given))
     return replace(config, **{type(posture).__name__.lower(): posture})
+
+
+def _resolve_set(one: EvalSet, absolute: Callable[[str], str]) -> EvalSet:
+    """Make the paths of one eval set absolute."""
+
+    def own_code(config: dict[str, Any]) -> dict[str, Any]:
+        # code of the user's own runs, and is found, beside the config file
+        cwd = config.get("cwd", ".")
+        return {**config, "cwd": absolute(cwd)} if isinstance(cwd, str) else config
+
+    is_program = one.grader.removeprefix("boxed_") in PROGRAMS
+    return msgspec.structs.replace(
+        one,
+        path=absolute(one.path) if one.path else "",
+        grader_config=own_code(one.grader_config) if is_program else one.grader_config,
+        function_config=own_code(one.function_config) if one.function else one.function_config,
+    )
 
 
 def resolve_engines(fleet: Fleet, problems: list[str]) -> Fleet:

@@ -163,7 +163,8 @@ class Daemon:
         config = self._config
         if config.model_dir is None or not config.eval:
             return
-        job = Job(config.eval, str(config.model_dir), self._checked.context_len)
+        sets = [loaded.eval_set for loaded in self._checked.sets]
+        job = Job(sets, str(config.model_dir), self._checked.context_len)
         for note in await check_prompts_apart(job):
             log.warning("prompts", note=note)
 

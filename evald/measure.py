@@ -135,8 +135,10 @@ class Measure:
             reason = SkipReason.DEADLINE if late else SkipReason.CRASHED
             record = skipped_record(life.point, reason, summary, life=life)
             return msgspec.structs.replace(record, counts=counts, provenance=provenance)
+        if life.too_few:
+            summary += f"; fewer than min_eval_samples: {', '.join(life.too_few)}"
         # the worst set decides: a set that failed must not hide behind a large one
-        partial = life.worst_error_share > self._config.max_error_share
+        partial = life.worst_error_share > self._config.max_error_share or bool(life.too_few)
         timings = life.finish()
         key, snapshot = life.point.key, life.point.snapshot
         metrics = dict(result.metrics)
@@ -158,6 +160,7 @@ class Measure:
             weight_versions=result.weight_versions,
             provenance=provenance,
             metrics=metrics,
+            curve_breaks=result.curve_breaks,
             directory=str(snapshot.directory),
             fingerprint=snapshot.fingerprint,
             digest=life.digest,
@@ -180,6 +183,8 @@ class _Life:
         self.digest = point.snapshot.digest
         #: of the sets that are done: the largest share of samples without a score.
         self.worst_error_share = 0.0
+        #: sets that are done with fewer scored samples than they must have.
+        self.too_few: list[str] = []
         self._marker = marker
         self._on_state = on_state
         self._on_set = on_set
@@ -209,6 +214,8 @@ class _Life:
             metrics={**result.metrics, "eval/step": key.step},
         )
         counts = result.counts
+        if result.too_few:
+            self.too_few.append(result.name)
         if counts.n_total:
             share = 1 - counts.n_scored / counts.n_total
             self.worst_error_share = max(self.worst_error_share, share)

@@ -32,6 +32,7 @@ class SkipReason(enum.StrEnum):
     SUPERSEDED = "superseded"
     DEADLINE = "deadline"
     VERSION_CHANGED = "version_changed"
+    SET_CHANGED = "set_changed"
     ABORTED = "aborted"
     CRASHED = "crashed"
 

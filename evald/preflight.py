@@ -12,9 +12,12 @@ import msgspec
 from evald.config import Attached, Config, Shared, Staging
 from evald.engines.prepare import FleetPlan, prepare_fleet
 from evald.errors import ConfigError, InvalidSnapshot, LedgerError
-from evald.evals.grader_check import unready_graders
-from evald.evals.sets import LoadedSet, load_set
+from evald.evals.curve import CHANGED_REMEDY, CurveWatch
+from evald.evals.ready_sets import ready_sets
+from evald.evals.sets import LoadedSet
 from evald.presets import PRESETS
+from evald.results.follow import read_records
+from evald.results.index import PointIndex
 from evald.results.modes import Modes
 from evald.staging.intake import deletable
 from evald.staging.validate import BaseModel
@@ -54,27 +57,25 @@ class Preflight(msgspec.Struct, frozen=True, kw_only=True):
         return None if self.fleet is None else self.fleet.context_len
 
 
-def preflight(config: Config, *, environ: Mapping[str, str] = os.environ) -> Preflight:
+def preflight(
+    config: Config, *, environ: Mapping[str, str] = os.environ, keep_data: bool = False
+) -> Preflight:
     """Load data sets and the base model's shapes, plan the engines, look at disks and rights.
 
     Blocks; not for a thread that runs an event loop. ``environ`` is read here, once, for all that
-    is started later. Raises ConfigError with one sentence for each fault that would stop the
-    daemon's work.
+    is started later. ``keep_data``: generated data sets go into results.dir, where a daemon needs
+    them. Raises ConfigError with one sentence for each fault that would stop the daemon's work.
     """
     environ = dict(environ)
-    problems: list[str] = []
-    sets = []
-    for eval_set in config.eval:
-        try:
-            sets.append(load_set(eval_set))
-        except ConfigError as error:
-            problems += error.problems
-    problems += unready_graders(config.eval, environ)
+    problems = _group(config)
+    data_dir = Path(config.results.dir) / "data" if keep_data else None
+    modes = Modes() if problems else Modes.of(config.results)
+    sets, faults = ready_sets(config.eval, environ=environ, data_dir=data_dir, modes=modes)
+    problems += faults
     base = _base_model(config, problems)
     problems += _python(config)
     problems += _writable("staging.root", Path(config.staging.root), owned=config.staging.owned)
     problems += _writable("results.dir", Path(config.results.dir), owned=True)
-    problems += _group(config)
     problems += _socket(config)
     problems += _token(config, environ)
     problems += _reused_root(config)
@@ -87,8 +88,27 @@ def preflight(config: Config, *, environ: Mapping[str, str] = os.environ) -> Pre
             problems += error.problems
     if problems:
         raise ConfigError(problems)
+    changed = _changed_sets(config, sets)
+    if changed and config.dispatch.on_set_change == "refuse":
+        raise ConfigError([f"{sentence}; {CHANGED_REMEDY}" for sentence in changed])
     notes = _notes(config, base) + (fleet.notes if fleet is not None else [])
+    notes += [f"WARNING: {sentence}; its curve breaks" for sentence in changed]
     return Preflight(sets=sets, base=base, fleet=fleet, environ=environ, notes=notes)
+
+
+def _changed_sets(config: Config, sets: list[LoadedSet]) -> list[str]:
+    """Compare the sets with what the ledger says of this run, unless that is over."""
+    if not sets:
+        return []
+    index = PointIndex()
+    try:
+        for record in read_records(config.results_file):
+            index.apply(record)
+    except (LedgerError, OSError):
+        return []  # whoever opens it for writing says what is wrong with it
+    if index.run_ended(config.run):
+        return []
+    return CurveWatch(index, config.dispatch.on_set_change).changed(config.run, sets)
 
 
 def _base_model(config: Config, problems: list[str]) -> BaseModel | None:

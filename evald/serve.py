@@ -21,7 +21,7 @@ log = structlog.get_logger(__name__)
 def serve(config: Config, *, exit_on_run_end: bool, log_level: str) -> int:
     """Run the daemon; returns its exit code."""
     configure_logging(log_level)
-    checked = preflight(config, environ=os.environ)
+    checked = preflight(config, environ=os.environ, keep_data=True)
     for note in checked.notes:
         log.info("preflight", note=note)
 

@@ -13,8 +13,10 @@ import msgspec
 
 from evald.config import Dispatch, Results
 from evald.errors import EvaldError, Unhealthy
+from evald.evals.curve import CurveWatch
 from evald.evals.evaluator import Evaluator, PreparedPoint
 from evald.evals.sets import load_set
+from evald.evals.stats.set_metrics import Earlier
 from evald.evals.worker import Job, answer
 from evald.evals.worker_pool import WorkerFailed, Workers
 from evald.point import EvalPoint, PinTarget, PointKey, Snapshot
@@ -37,6 +39,8 @@ class FakePosture:
         self.peak = 0
         self.size = capacity
         self.finish_reason = "stop"
+        #: characters of a token in its answers.
+        self.token_chars = 1
 
     async def generate(self, pin: Pin, request: GenerateRequest) -> list[Generation]:
         assert pin.target.step == 7
@@ -52,7 +56,7 @@ class FakePosture:
             self.in_flight -= len(request.sampling)
         return [
             Generation(
-                output_ids=[1] * len(text),
+                output_ids=[1] * (len(text) // self.token_chars),
                 text=text,
                 finish_reason=self.finish_reason,
                 weight_version=LABEL,
@@ -129,6 +133,8 @@ class World:
         self.sample_timeout_s = 600.0
         self.evaluator: Evaluator | None = None
         self.workers: Workers = InlineWorkers()
+        self.curve: CurveWatch | None = None
+        self.earlier: list[Earlier] = []
 
     async def on_set(self, result: SetResult) -> None:
         self.done.append(result)
@@ -142,6 +148,8 @@ class World:
             results=Results(dir=str(self.results_dir)),
             model_dir=self.model,
             workers=self.workers,
+            curve=self.curve,
+            earlier=lambda _key, _set: self.earlier,
         )
         snapshot = Snapshot(
             run="r", step=7, directory=self.model, fingerprint="f", size_bytes=1, digest=DIGEST
@@ -149,16 +157,18 @@ class World:
         point = EvalPoint(PointKey("r", 7), snapshot)
         return self.evaluator, await self.evaluator.prepare(point)
 
+    def target(self, digest: str = DIGEST) -> PinTarget:
+        return PinTarget(run="r", step=7, digest=digest, directory=self.model)
+
     async def evaluate(
         self, posture: FakePosture, *, within_s: float | None = None, digest: str = DIGEST
     ) -> PointResult:
         evaluator, prepared = await self.prepared()
-        target = PinTarget(run="r", step=7, digest=digest, directory=self.model)
         deadline = None if within_s is None else asyncio.get_running_loop().time() + within_s
         try:
             return await evaluator.evaluate(
                 prepared,
-                await posture.pin(target),
+                await posture.pin(self.target(digest)),
                 posture,
                 on_set=self.on_set,
                 deadline=deadline,

@@ -32,6 +32,8 @@ CPU_FLAGS: dict[str, Any] = {
     "max_running_requests": 128,
     "sleep_on_idle": True,
 }
+#: asked for by [fleet] deterministic, whatever the layers say.
+DETERMINISTIC = "enable_deterministic_inference"
 #: name of the engines of a fleet without groups.
 UNGROUPED = "engine"
 
@@ -96,6 +98,8 @@ def engine_plan(
             arguments=arguments,
             group_origin=f"{GROUP} {name}",
         )
+        if fleet.deterministic:
+            resolved.settings[DETERMINISTIC] = Setting(True, "[fleet] deterministic")
         for index in range(group.engines or 0):
             numbers = range(needed, needed + size)
             needed += size

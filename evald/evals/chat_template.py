@@ -31,6 +31,10 @@ class PromptError(EvaldError):
     """One prompt cannot become token ids; the sentence says why."""
 
 
+class PromptTooLong(PromptError):
+    """The prompt and its response do not fit into the model's context."""
+
+
 class ChatTemplate:
     """The chat template of a model directory, if it has one.
 

@@ -8,6 +8,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 from evald.config import Aggregate, Dispatch, Results
+from evald.evals.curve import CurveWatch
+from evald.evals.custom.functions import Functions
+from evald.evals.feeding import FeedingOrder
 from evald.evals.grading import Grading
 from evald.evals.point_run import PointRun
 from evald.evals.preparation import Preparation, PreparedPoint
@@ -27,7 +30,8 @@ class Evaluator:
     """Evaluates points, one after another, while later ones are prepared.
 
     ``context_len`` (tokens) is what the engines were told; None: what the model's config says.
-    ``earlier`` finds the journals that a point's sets are compared with. ``workers``: whoever does
+    ``earlier`` finds the journals that a point's sets are compared with; ``curve`` knows what they
+    were before. ``workers``: whoever does
     the CPU work; None: processes of its own. ``environ``: what graders of the user's see a part of.
     """
 
@@ -40,12 +44,15 @@ class Evaluator:
         model_dir: Path,
         context_len: int | None = None,
         earlier: FindEarlier = lambda _key, _set: [],
+        curve: CurveWatch | None = None,
         aggregates: list[Aggregate] | None = None,
         workers: Workers | None = None,
         environ: Mapping[str, str] = os.environ,
     ) -> None:
         self._sample_timeout_s = dispatch.sample_timeout_s
         self._earlier = earlier
+        self._curve = curve
+        self._order = FeedingOrder()
         self._aggregates = aggregates or []
         self._results_dir = Path(results.dir)
         self._modes = Modes.of(results)
@@ -54,16 +61,22 @@ class Evaluator:
         needs_math = any(one.eval_set.grader.endswith("math") for one in sets)
         self._workers = workers or WorkerPool(preload=("math",) if needs_math else ())
         self._grading = Grading(self._workers, environ=environ)
+        self._environ = environ
+        self._functions = {one.name: one.function_version for one in sets}
         self._running: PointRun | None = None
 
     async def prepare(self, point: EvalPoint) -> PreparedPoint:
         """Make token ids of all prompts, and read what is needed of the snapshot but its weights.
 
         Encodes only for a tokenizer or template that is new. Raises InvalidSnapshot,
-        SnapshotGone, or EvalSkip "crashed" when the base model's tokenizer cannot be used.
+        SnapshotGone, EvalSkip "crashed" when the base model's tokenizer cannot be used, and
+        EvalSkip "set_changed" when ``curve`` does not admit the point.
         """
         async with self._preparing:
-            return await asyncio.to_thread(self._preparation.prepare, point)
+            prepared = await asyncio.to_thread(self._preparation.prepare, point)
+        if self._curve is not None:
+            self._curve.admit(prepared)
+        return prepared
 
     async def evaluate(
         self,
@@ -83,22 +96,29 @@ class Evaluator:
         more, and LedgerError when samples cannot be written; cancellation leaves valid journals.
         """
         samples_dir = point_samples_dir(self._results_dir, prepared.point.key)
+        functions = Functions(
+            self._results_dir / "functions", environ=self._environ, versions=self._functions
+        )
         run = PointRun(
             prepared,
             pin,
             engines,
             grading=self._grading,
+            functions=functions,
             aggregates=self._aggregates,
             statistics=Statistics(self._workers, prepared.point.key, self._earlier),
             open_journal=lambda name: SampleJournal(samples_dir, name, modes=self._modes),
             sample_timeout_s=self._sample_timeout_s,
             on_set=on_set,
+            order=self._order,
+            breaks=lambda one: self._curve is not None and self._curve.breaks(prepared, one),
         )
         self._running = run
         try:
             return await run.run(deadline)
         finally:
             self._running = None
+            await functions.close()
 
     def view(self) -> list[SetView]:
         """Progress of the running point's sets; empty when none runs."""

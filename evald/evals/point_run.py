@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import Awaitable, Callable
-from contextlib import ExitStack, suppress
-from typing import Any
+from contextlib import ExitStack
 
 from evald.config import Aggregate
 from evald.errors import EvaldError, EvalSkip, GenerationFailed
+from evald.evals.asker import PointAsker
+from evald.evals.custom.functions import Functions
+from evald.evals.feeding import FeedingOrder
 from evald.evals.graders import GraderFailed, Sample
 from evald.evals.grading import Grading
 from evald.evals.kinds import Answer
-from evald.evals.preparation import PreparedPoint
+from evald.evals.leases import Lease, Slots
+from evald.evals.preparation import PreparedPoint, PreparedSet
 from evald.evals.set_run import SetRun, Unasked
 from evald.evals.statistics import Statistics
 from evald.evals.stats.aggregate import aggregate_metrics
 from evald.postures.contract import (
     Engines,
-    GenerateRequest,
-    Generation,
     Pin,
     PointResult,
     SetResult,
@@ -32,12 +32,12 @@ from evald.status.view import SetView
 #: questions whose answers wait for a grader; beyond them no new request is sent.
 _MAX_UNGRADED = 64
 
-#: how often the capacity of the engines is looked at while all of it is in use.
-_CAPACITY_CHECK_S = 0.5
-
 
 class PointRun:
-    """Evaluates one prepared point, once; ``open_journal`` gives the journal of a set by name."""
+    """Evaluates one prepared point, once; ``open_journal`` gives the journal of a set by name.
+
+    ``breaks`` tells whether the curve of a set breaks at this point.
+    """
 
     def __init__(
         self,
@@ -46,11 +46,14 @@ class PointRun:
         engines: Engines,
         *,
         grading: Grading,
+        functions: Functions,
         statistics: Statistics,
         aggregates: list[Aggregate],
         open_journal: Callable[[str], SampleJournal],
         sample_timeout_s: float,
         on_set: Callable[[SetResult], Awaitable[None]],
+        order: FeedingOrder,
+        breaks: Callable[[PreparedSet], bool],
     ) -> None:
         self._prepared = prepared
         self._pin = pin
@@ -58,13 +61,16 @@ class PointRun:
         self._grading = grading
         self._statistics = statistics
         self._aggregates = aggregates
-        self._asker = _Asker(engines, pin, sample_timeout_s)
+        self._asker = PointAsker(engines, pin, functions, timeout_s=sample_timeout_s)
         self._on_set = on_set
+        self._order = order
+        self._breaks = breaks
         digest = pin.target.digest
         self._sets = [SetRun(one, digest, open_journal(one.loaded.name)) for one in prepared.sets]
-        self._slots = _Slots(engines.capacity)
+        self._slots = Slots(engines.capacity)
         self._ungraded = asyncio.Semaphore(_MAX_UNGRADED)
         self._results: dict[str, SetResult] = {}
+        self._curve_breaks: list[str] = []
         self._timers: list[asyncio.TimerHandle] = []
 
     async def run(self, deadline: float | None) -> PointResult:
@@ -104,7 +110,7 @@ class PointRun:
                 group.create_task(self._finish(one), name=f"finish {one.name}")
                 for one in self._sets
             ]
-            for one in self._sets:
+            for one in self._order.sort(self._sets):
                 await self._feed(one, group)
             for task in finishers:
                 await task
@@ -132,7 +138,7 @@ class PointRun:
             one.watch(task)
         one.all_fed()
 
-    async def _ask(self, one: SetRun, question: Unasked, lease: _Lease) -> None:
+    async def _ask(self, one: SetRun, question: Unasked, lease: Lease) -> None:
         """One question: its request, then its grades while the engines answer others."""
         try:
             answers = await one.kind.ask(
@@ -180,6 +186,10 @@ class PointRun:
         now_s = asyncio.get_running_loop().time()
         await asyncio.to_thread(one.close)
         result = await one.result(now_s, self._statistics)
+        if self._breaks(one.prepared):
+            self._curve_breaks.append(one.name)
+            result.metrics[f"eval/{one.name}/curve_break"] = 1.0
+        self._order.note(result)
         self._results[one.name] = result
         await self._on_set(result)
 
@@ -212,73 +222,15 @@ class PointRun:
             engines=sorted(set().union(*(one.engines for one in self._sets))),
             weight_versions=sorted(set().union(*(one.weight_versions for one in self._sets))),
             provenance=self._prepared.provenance,
-            problem=next((f"{s.name}: {s.problem}" for s in self._sets if s.problem), ""),
+            problem=_first_problem(self._sets),
+            curve_breaks=sorted(self._curve_breaks),
         )
 
 
-class _Asker:
-    """Fulfils ``kinds.Asker`` for one point."""
-
-    def __init__(self, engines: Engines, pin: Pin, timeout_s: float) -> None:
-        self._engines = engines
-        self._pin = pin
-        self._timeout_s = timeout_s
-
-    async def generate(
-        self,
-        prompts: list[list[int]],
-        sampling: list[dict[str, Any]],
-        *,
-        score_from: list[int] | None = None,
-    ) -> list[Generation]:
-        """Send one list request to engines of the pin."""
-        request = GenerateRequest(
-            prompts=prompts,
-            sampling=sampling,
-            score_from=score_from,
-            rid=f"evald-{uuid.uuid4().hex}",
-            timeout_s=self._timeout_s,
-        )
-        return await self._engines.generate(self._pin, request)
-
-
-class _Slots:
-    """Samples in flight, kept within a capacity that may change at any time."""
-
-    def __init__(self, capacity: Callable[[], int]) -> None:
-        self._capacity = capacity
-        self._used = 0
-        self._freed = asyncio.Event()
-
-    async def take(self, count: int) -> _Lease:
-        """Wait until ``count`` more fit in; more than fit at all get in alone."""
-        while self._used and self._used + count > self._capacity():
-            self._freed.clear()
-            # capacity that grew wakes nobody
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_CAPACITY_CHECK_S):
-                    await self._freed.wait()
-        self._used += count
-        return _Lease(self, count)
-
-    def give_back(self, count: int) -> None:
-        """Make room."""
-        self._used -= count
-        self._freed.set()
-
-
-class _Lease:
-    """Slots that one question holds; given back once, by whoever comes first."""
-
-    def __init__(self, slots: _Slots, count: int) -> None:
-        self._slots = slots
-        self._count = count
-
-    def give_back(self, _task: object = None) -> None:
-        """Give the slots back."""
-        if self._count:
-            self._slots.give_back(self._count)
-            self._count = 0
+def _first_problem(sets: list[SetRun]) -> str:
+    """Say what went wrong first, and of every set which questions were too long to ask."""
+    first = [f"{one.name}: {one.problem}" for one in sets if one.problem][:1]
+    return "; ".join(first + [sentence for one in sets for sentence in one.too_long()])
 
 
 def _error_of(group: ExceptionGroup) -> EvaldError | None:

@@ -10,7 +10,8 @@ import structlog
 import xxhash
 
 from evald.errors import ConfigError, EvalSkip, InvalidSnapshot, SnapshotGone
-from evald.evals.chat_template import PromptError
+from evald.evals.chat_template import PromptError, PromptTooLong
+from evald.evals.heap import give_back_memory
 from evald.evals.kinds import kind_of
 from evald.evals.prompts import ModelLimits, PromptEncoder, TokenizerFiles, tokenizer_digest
 from evald.evals.sampling import base_sampling
@@ -22,8 +23,15 @@ log = structlog.get_logger(__name__)
 #: what the set's kind makes of a question, or (text) why it cannot be asked.
 Encoded = Any
 
-#: questions of one set that are named when prompts are checked.
+#: questions of one set that are named with their fault, and those that are only too long.
 _MAX_NAMED = 3
+_MAX_LONG_NAMED = 20
+
+
+class TooLong(str):
+    """Why a question cannot be asked: its prompt and response do not fit into the context."""
+
+    __slots__ = ()
 
 
 class PreparedSet(msgspec.Struct, frozen=True):
@@ -93,7 +101,9 @@ class Preparation:
                 for loaded in self._sets
             ]
         finally:
-            self._encoder = None
+            if self._encoder is not None:
+                self._encoder = None
+                give_back_memory()
         self._base = msgspec.structs.replace(base, files=None)
         kept = {_key(base), _key(own)}
         self._encoded = {key: sets for key, sets in self._encoded.items() if key in kept}
@@ -156,11 +166,27 @@ class Preparation:
         for question in loaded.questions:
             try:
                 prompts.append(kind.encode(self._encoder, question))
+            except PromptTooLong as error:
+                prompts.append(TooLong(error))
             except PromptError as error:
                 prompts.append(str(error))
         faults = sum(isinstance(prompt, str) for prompt in prompts)
         log.info("set_encoded", set=loaded.name, questions=len(prompts), faults=faults)
+        if long := too_long(loaded, prompts):
+            log.warning("prompts_too_long", set=loaded.name, questions=name_some(long))
         return prompts
+
+
+def too_long(loaded: LoadedSet, prompts: list[Encoded]) -> list[str]:
+    """Return the ids of the questions whose prompts are too long."""
+    pairs = zip(loaded.questions, prompts, strict=True)
+    return [question.id for question, prompt in pairs if isinstance(prompt, TooLong)]
+
+
+def name_some(ids: list[str]) -> str:
+    """Name questions for people, but not without end."""
+    more = len(ids) - _MAX_LONG_NAMED
+    return ", ".join(ids[:_MAX_LONG_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _key(source: _Source) -> tuple[str | None, str | None]:
@@ -196,6 +222,8 @@ def check_prompts(
             f"eval set {loaded.name!r}: {len(faults)} of {len(prompts)} questions cannot be asked: "
             + "; ".join(faults[:_MAX_NAMED])
         )
+        if long := too_long(loaded, prompts):
+            sentence += f"; too long for the context: {name_some(long)}"
         (problems if len(faults) == len(prompts) else notes).append(sentence)
     if problems:
         raise ConfigError(list(dict.fromkeys(problems)))
@@ -217,9 +245,13 @@ def _provenance(sets: list[PreparedSet], base: _Source, own: _Source) -> dict[st
             prepared.loaded.name: {
                 "data": prepared.loaded.data_digest,
                 "config": prepared.config_digest,
+                "settings": prepared.loaded.settings_digest,
+                "asked": prepared.loaded.asked_digest,
                 "tokenizer": prepared.loaded.eval_set.tokenizer,
                 "grader": prepared.loaded.eval_set.grader,
                 "grader_version": prepared.loaded.grader_version,
+                "function_version": prepared.loaded.function_version,
+                **_made_by(prepared.loaded),
                 "questions": len(prepared.prompts),
                 "samples_per_question": prepared.loaded.eval_set.n_samples_per_eval_prompt,
                 "seed": prepared.loaded.eval_set.seed,
@@ -228,3 +260,10 @@ def _provenance(sets: list[PreparedSet], base: _Source, own: _Source) -> dict[st
             for prepared in sets
         },
     }
+
+
+def _made_by(loaded: LoadedSet) -> dict[str, Any]:
+    """Say whose function has asked, or which file the questions were made into."""
+    if loaded.eval_set.kind == "custom":
+        return {"function": loaded.eval_set.function, "function_version": loaded.function_version}
+    return {"path": loaded.eval_set.path} if loaded.eval_set.kind == "procedural" else {}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 import xxhash
 
-from evald.evals.chat_template import ChatTemplate, PromptError
+from evald.evals.chat_template import ChatTemplate, PromptError, PromptTooLong
 from evald.evals.rows import Prompt
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class PromptEncoder:
         # both may be stored in the file, and would cut or fill prompts without a word
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self._limits = limits
+        self.limits = limits
         self.files = files
         bos = files.template.special_tokens.get("bos_token")
         with _faults(f"cannot look up bos_token {bos!r}"):
@@ -142,7 +142,7 @@ class PromptEncoder:
     @property
     def longest_scored(self) -> int:
         """Most tokens of a text that is scored: the server keeps a few of the context free."""
-        context_len = self._limits.context_len
+        context_len = self.limits.context_len
         return sys.maxsize if context_len is None else max(context_len - _RESERVED_TOKENS, 2)
 
     def encode_continued(
@@ -213,7 +213,7 @@ class PromptEncoder:
     def _check_scored(self, ids: list[int]) -> None:
         self.check_ids(ids)
         if len(ids) > self.longest_scored:
-            raise PromptError(
+            raise PromptTooLong(
                 f"prompt and continuation have {len(ids)} tokens, and at most "
                 f"{self.longest_scored} fit into the model's context; shorten the prompt"
             )
@@ -230,9 +230,9 @@ class PromptEncoder:
         if not ids:
             raise PromptError("the prompt has no tokens; give a longer one")
         self.check_ids(ids)
-        context_len = self._limits.context_len
+        context_len = self.limits.context_len
         if context_len is not None and len(ids) + max_response_len > context_len:
-            raise PromptError(
+            raise PromptTooLong(
                 f"the prompt has {len(ids)} tokens, and with max_response_len = "
                 f"{max_response_len} that is more than the model's context of {context_len}; "
                 "shorten one of them"
@@ -240,7 +240,7 @@ class PromptEncoder:
 
     def check_ids(self, ids: list[int]) -> None:
         """Raise PromptError for a token id that the model does not have."""
-        vocab_size = self._limits.vocab_size
+        vocab_size = self.limits.vocab_size
         if vocab_size is not None and (highest := max(ids, default=0)) >= vocab_size:
             token = self._tokenizer.id_to_token(highest)
             raise PromptError(

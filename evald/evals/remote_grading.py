@@ -25,6 +25,7 @@ _CONNECT_TIMEOUT_S = 10.0
 _MAX_ANSWER_BYTES = 16 << 20
 #: how much of an error's body goes into a sentence, characters.
 _SHOWN_CHARS = 200
+_STOPPED = "cannot grade: grading ends before the service was asked"
 
 
 class _NotThrough(Exception):
@@ -88,6 +89,8 @@ class RemoteService:
         """Give up what is under way and close all connections."""
         if self._timer is not None:
             self._timer.cancel()
+        for one in self._waiting:
+            one.settle(GraderFailed(_STOPPED))
         for task in self._sending:
             task.cancel()
         await asyncio.gather(*self._sending, return_exceptions=True)
@@ -119,7 +122,7 @@ class RemoteService:
                 one.settle(error)
         except asyncio.CancelledError:
             for one in batch:
-                one.grade.cancel()
+                one.settle(GraderFailed(_STOPPED))
             raise
 
     async def _results(self, samples: list[Sample]) -> Sequence[Grade | GraderFailed]:

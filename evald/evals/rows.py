@@ -31,12 +31,58 @@ class BadRow(Exception):
     """One fault of one row, without the place."""
 
 
+def decode_row(content: bytes) -> dict[str, Any]:
+    """Read one row; raises BadRow."""
+    try:
+        row = msgspec.json.decode(content)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadRow(f"not valid JSON ({error}); give one JSON object a line") from error
+    if not isinstance(row, dict):
+        raise BadRow(f"the row is {json_kind(row)}; give one JSON object a line")
+    return row
+
+
+def row_metadata(row: dict[str, Any], key: str | None, overrides: dict[str, Any]) -> Any:
+    """Take a row's metadata, with what the set lays over it; raises BadRow."""
+    metadata = take(row, key, "metadata_key") if key else None
+    if not overrides:
+        return metadata
+    if metadata is not None and not isinstance(metadata, dict):
+        raise BadRow(
+            f"key {key!r} is {json_kind(metadata)}, over which metadata_overrides cannot be laid; "
+            "give an object"
+        )
+    return {**(metadata or {}), **overrides}
+
+
+def row_tools(row: dict[str, Any], key: str | None) -> list[dict[str, Any]]:
+    """Take the tools of a row, which may have none; raises BadRow."""
+    tools = row.get(key) if key else None
+    if isinstance(tools, str):
+        try:
+            tools = msgspec.json.decode(tools)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise BadRow(f"key {key!r} is text, and no JSON ({error}); give tools") from error
+    if tools is None:
+        return []
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise BadRow(
+            f"key {key!r} is no list of objects; give tools as the chat template wants them"
+        )
+    return tools
+
+
 def take(row: dict[str, Any], key: str, setting: str) -> Any:
     """Return the value of a key that must be there; raises BadRow."""
     if key not in row:
         has = ", ".join(row) or "nothing"
         raise BadRow(f"key {key!r} is missing (the row has {has}); set {setting} to the right one")
     return row[key]
+
+
+def template_kwargs(kwargs: dict[str, Any], question: Question) -> dict[str, Any]:
+    """Tell the chat template of a question's tools, beside what the config tells it."""
+    return {**kwargs, "tools": question.tools} if question.tools else kwargs
 
 
 def prompt_fault(prompt: Any) -> str | None:

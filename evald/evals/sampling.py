@@ -31,7 +31,7 @@ def base_sampling(eval_set: EvalSet) -> dict[str, Any]:
 
     Nothing is left to the server: it fills gaps from its own defaults (128 new tokens) and from
     the model's generation config. Temperature 0 is greedy: the server then takes the most likely
-    token, whatever top_p and top_k say. A stop string is not part of the answer.
+    token, whatever top_p and top_k say.
     """
     return {
         "max_new_tokens": eval_set.max_response_len,
@@ -42,23 +42,25 @@ def base_sampling(eval_set: EvalSet) -> dict[str, Any]:
         "min_p": 0.0,
         "frequency_penalty": 0.0,
         "presence_penalty": 0.0,
-        "repetition_penalty": 1.0,
+        "repetition_penalty": eval_set.repetition_penalty,
         "stop": list(eval_set.stop),
         "stop_token_ids": list(eval_set.stop_token_ids),
         "ignore_eos": False,
         "skip_special_tokens": eval_set.skip_special_tokens,
         "spaces_between_special_tokens": False,
-        "no_stop_trim": False,
+        "no_stop_trim": eval_set.no_stop_trim,
         "n": 1,
     }
 
 
-def sample_seed(set_name: str, question_id: str, sample: int, seed: int) -> int:
+def sample_seed(set_name: str, question_id: str, sample: int, seed: int, *, turn: int = 0) -> int:
     """Give a sample its seed: 31 bits, the same at every step, different for every sample.
 
-    The same seeds at each step let two points be compared question by question.
+    The same seeds at each step let two points be compared question by question. ``turn`` counts
+    the requests of one sample.
     """
-    text = msgspec.json.encode([set_name, question_id, sample, seed])
+    parts = [set_name, question_id, sample, seed]
+    text = msgspec.json.encode([*parts, turn] if turn else parts)
     return int(xxhash.xxh3_64_intdigest(text)) & _SEED_MASK
 
 

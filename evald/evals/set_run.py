@@ -14,13 +14,13 @@ import structlog
 from evald.errors import LedgerError
 from evald.evals.graders import Grade, Rules
 from evald.evals.kinds import Answer, kind_of
-from evald.evals.preparation import PreparedSet
+from evald.evals.preparation import PreparedSet, TooLong, name_some, too_long
 from evald.evals.repetition import repeats
 from evald.evals.rows import Question
 from evald.evals.statistics import Statistics
 from evald.postures.contract import SetResult
 from evald.results.records import Counts
-from evald.results.samples import SampleJournal, SampleRecord, Status
+from evald.results.samples import SampleJournal, SampleRecord, Scored, Status
 from evald.status.view import SetView
 
 log = structlog.get_logger(__name__)
@@ -64,7 +64,8 @@ class SetRun:
         self._counts = Counts()
         self._score_sum = 0.0
         self._n_failed = 0
-        self._resumed: set[tuple[int, int]] = set()
+        #: one byte for each sample: 1 if an earlier life of the point has scored it.
+        self._resumed = bytearray(prepared.loaded.n_samples)
         self._tasks: set[asyncio.Task[None]] = set()
         self._fed = False
 
@@ -78,30 +79,38 @@ class SetRun:
         position = {question.id: i for i, question in enumerate(self.prepared.loaded.questions)}
         with self._writing():
             records = self._journal.load(self._digest, self.prepared.config_digest)
+        width = self.eval_set.n_samples_per_eval_prompt
         for (question_id, sample), record in records.items():
             index = position.get(question_id)
-            wanted = 0 <= sample < self.eval_set.n_samples_per_eval_prompt
-            if index is None or not wanted or record.score is None:
+            if index is None or not 0 <= sample < width or record.score is None:
                 continue
-            self._resumed.add((index, sample))
-            self._take_in(record, resumed=True)
-        if self._resumed:
-            log.info("set_resumes", set=self.name, samples=len(self._resumed))
+            self._resumed[index * width + sample] = 1
+            self._answer_of(record)
+            self._n_done += 1
+            self._score_sum += record.score
+            self._counts.n_resumed += 1
+            self._count_scored(record)
+        if self._counts.n_resumed:
+            log.info("set_resumes", set=self.name, samples=self._counts.n_resumed)
 
     def left(self) -> Iterator[Unasked]:
-        """Give the questions to ask; those that cannot be asked are counted as errors."""
+        """Give the questions to ask; those that cannot be asked are counted as errors.
+
+        A question whose answers may be long comes once for each of its samples.
+        """
+        is_long = self.eval_set.max_response_len > self.eval_set.list_up_to_tokens
+        singly = is_long or self.kind.apart
+        width = self.eval_set.n_samples_per_eval_prompt
         for index, prompt in enumerate(self.prepared.prompts):
-            samples = [
-                sample
-                for sample in range(self.eval_set.n_samples_per_eval_prompt)
-                if (index, sample) not in self._resumed
-            ]
+            resumed = self._resumed[index * width : (index + 1) * width]
+            samples = [sample for sample in range(width) if not resumed[sample]]
             if not samples:
                 continue
             if isinstance(prompt, str):
                 self.failed(index, samples, "error", prompt)
-            else:
-                yield Unasked(index, self._question(index), prompt, samples)
+                continue
+            for together in [[sample] for sample in samples] if singly else [samples]:
+                yield Unasked(index, self._question(index), prompt, together)
 
     # --- the tasks of the set ------------------------------------------------------------------
 
@@ -138,6 +147,7 @@ class SetRun:
         record = self._answered(self._question(index), sample, answer)
         record.status = "scored"
         record.score = grade.score
+        record.self_graded = answer.grade is not None
         record.no_answer = grade.no_answer
         record.answer = grade.answer
         record.unfinished_thinking = grade.unfinished_thinking
@@ -152,7 +162,7 @@ class SetRun:
         self._record(record)
 
     def failed(self, index: int, samples: list[int], status: Status, reason: str) -> None:
-        """Take in samples that have no answer; raises LedgerError."""
+        """Take in samples that have no answer (``reason`` says more); raises LedgerError."""
         question = self._question(index)
         for sample in samples:
             record = SampleRecord(
@@ -161,8 +171,9 @@ class SetRun:
                 digest=self._digest,
                 config=self.prepared.config_digest,
                 status=status,
+                too_long=isinstance(reason, TooLong),
                 reference=question.label,
-                grader_reason=reason,
+                grader_reason=str(reason),
             )
             self._failure(record, reason)
             self._record(record)
@@ -186,6 +197,7 @@ class SetRun:
             reference=question.label,
             in_thought=answer.in_thought,
             values=answer.values,
+            messages=answer.messages,
             engine=generation.engine,
             weight_version=generation.weight_version,
             latency_s=round(generation.latency_s, 6),
@@ -207,33 +219,44 @@ class SetRun:
     def _record(self, record: SampleRecord) -> None:
         with self._writing():
             self._journal.append(record)
-        self._take_in(record, resumed=False)
+        self._take_in(record)
 
-    def _take_in(self, record: SampleRecord, *, resumed: bool) -> None:
-        answered = record.status in {"scored", "grader_error"}
-        # one text for all samples of an engine, not one for each
-        version = sys.intern(record.weight_version)
-        if answered:
-            self.engines.add(record.engine)
-            self.weight_versions.add(version)
+    def _take_in(self, record: SampleRecord) -> None:
+        if record.status in {"scored", "grader_error"}:
+            self._answer_of(record)
         self._n_done += 1
         self._score_sum += record.score or 0.0
         counts = self._counts
         match record.status:
             case "scored":
-                counts.n_scored += 1
-                counts.n_truncated += record.truncated
-                counts.n_no_answer += record.no_answer
-                counts.n_unfinished_thinking += record.unfinished_thinking
-                counts.n_resumed += resumed
+                self._count_scored(record)
             case "error":
                 counts.n_error += 1
+                counts.n_too_long += record.too_long
             case "grader_error":
                 counts.n_grader_error += 1
             case "timeout":
                 counts.n_timeout += 1
 
+    def _answer_of(self, record: SampleRecord | Scored) -> None:
+        self.engines.add(record.engine)
+        # one text for all samples of an engine, not one for each
+        self.weight_versions.add(sys.intern(record.weight_version))
+
+    def _count_scored(self, record: SampleRecord | Scored) -> None:
+        self._counts.n_scored += 1
+        self._counts.n_truncated += record.truncated
+        self._counts.n_no_answer += record.no_answer
+        self._counts.n_unfinished_thinking += record.unfinished_thinking
+
     # --- results -------------------------------------------------------------------------------
+
+    def too_long(self) -> list[str]:
+        """Name the questions that were too long to ask, in one sentence or none."""
+        if not self._counts.n_too_long:
+            return []
+        ids = too_long(self.prepared.loaded, self.prepared.prompts)
+        return [f"{self.name}: too long for the context: questions {name_some(ids)}"]
 
     def counts(self) -> Counts:
         """Count all samples of the set; one without an outcome was cut by a deadline."""
@@ -247,8 +270,13 @@ class SetRun:
         """Compute the set's result from its closed journal; raises EvalSkip."""
         metrics = await statistics.of_set(self.prepared, self._digest, self._journal.path)
         seconds = 0.0 if self.started_s is None else now_s - self.started_s
+        counts = self.counts()
         return SetResult(
-            name=self.name, counts=self.counts(), seconds=round(seconds, 6), metrics=metrics
+            name=self.name,
+            counts=counts,
+            seconds=round(seconds, 6),
+            metrics=metrics,
+            too_few=counts.n_scored < (self.eval_set.min_eval_samples or 0),
         )
 
     def view(self) -> SetView:

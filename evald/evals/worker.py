@@ -65,12 +65,12 @@ def answer(job: Job) -> Reply:
     """Do one job; whatever it raises becomes the failure of this one."""
     try:
         result = set_metrics(job) if isinstance(job, StatsJob) else _grade(job)
+        return Reply(msgspec.Raw(msgspec.msgpack.encode(result)))
     except GraderFailed as failed:
         return Reply(failure=str(failed))
     # sympy and antlr raise anything at all, and none of it may cost another answer
     except Exception as error:  # noqa: BLE001 - see above
         return Reply(failure=one_line(f"{type(error).__name__}: {error}"[:500]))
-    return Reply(msgspec.Raw(msgspec.msgpack.encode(result)))
 
 
 def _grade(job: GradeJob) -> Grade:

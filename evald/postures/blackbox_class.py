@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import secrets
-import socket
-import struct
 import sys
 from collections.abc import Coroutine
 from pathlib import Path
@@ -17,11 +14,12 @@ import msgspec
 import structlog
 
 from evald.config import BlackBox
+from evald.engines.own_socket import accept, how_it_ended, listen
 from evald.engines.process import EngineProcess
 from evald.errors import EvaldError, EvalSkip
 from evald.point import SkipReason
 from evald.postures import blackbox_child
-from evald.postures.blackbox_process import NAME, Request, Room, how_it_ended
+from evald.postures.blackbox_process import NAME, Request, Room
 from evald.postures.blackbox_results import Skipped, skipped
 
 log = structlog.get_logger(__name__)
@@ -30,8 +28,6 @@ _CHILD = Path(blackbox_child.__file__)
 #: between the end of the process and that of its connection, in either order.
 _LAST_WORDS_S = 2.0
 _MAX_MESSAGE_BYTES = 2**20
-#: process id, user id and group id of who is at the other end of a socket.
-_CREDENTIALS = struct.Struct("3i")
 
 _T = TypeVar("_T")
 
@@ -161,10 +157,10 @@ class _Child:
     async def launch(cls, config: BlackBox, room: Room) -> _Child:
         """Start a process and let it connect; raises _Died, EvaldError or OSError."""
         name = f"evald-blackbox-{secrets.token_hex(16)}"
-        with contextlib.closing(_listen(name)) as listener:
+        with contextlib.closing(listen(name)) as listener:
             python = config.python or sys.executable
             process = await room.start([python, str(_CHILD), name, str(config.class_)])
-            connection = await _unless_dead(process, _accept(listener), began=False)
+            connection = await _unless_dead(process, accept(listener), began=False)
             reader, writer = await asyncio.open_unix_connection(
                 sock=connection, limit=_MAX_MESSAGE_BYTES
             )
@@ -230,24 +226,6 @@ async def _unless_dead(
     finally:
         task.cancel()
         ended.cancel()
-
-
-def _listen(name: str) -> socket.socket:
-    """Listen on an abstract unix socket: no file that could be left behind."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-    listener.bind(f"\0{name}")
-    listener.listen(1)
-    return listener
-
-
-async def _accept(listener: socket.socket) -> socket.socket:
-    """Accept the child; a stranger, of another user, is sent away."""
-    while True:
-        connection, _ = await asyncio.get_running_loop().sock_accept(listener)
-        answer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        if _CREDENTIALS.unpack(answer)[1] == os.geteuid():
-            return connection
-        connection.close()
 
 
 _replies: msgspec.json.Decoder[_Reply] = msgspec.json.Decoder(_Reply)

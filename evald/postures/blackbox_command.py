@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 
 from evald.config import BlackBox
+from evald.engines.own_socket import how_it_ended
 from evald.engines.process_log import last_words
 from evald.errors import EvaldError, EvalSkip
 from evald.point import SkipReason
 from evald.postures.blackbox_config import fill_in
-from evald.postures.blackbox_process import Request, Room, how_it_ended
+from evald.postures.blackbox_process import Request, Room
 from evald.postures.blackbox_results import Skipped, read_skip, skipped
 
 #: exit code by which a command says that it gives no score (sysexits.h EX_TEMPFAIL).

@@ -20,7 +20,7 @@ from evald.config import BlackBox
 from evald.engines import guard, leftovers
 from evald.engines.environment import inherited_env
 from evald.engines.process import EngineProcess
-from evald.engines.process_log import last_words, next_log
+from evald.engines.process_log import next_log
 from evald.errors import EvaldError
 from evald.point import EvalPoint, PointKey
 from evald.postures.blackbox_results import RESULTS_NAME, Skipped
@@ -160,16 +160,3 @@ def _is_marked(pid: int, mark: bytes) -> bool:
     except OSError:  # it has ended, or is another user's
         return False
     return mark in content.split(b"\0")
-
-
-async def how_it_ended(process: EngineProcess) -> str:
-    """Say in words how a process ended: its code, and the last words of its log."""
-    words = await asyncio.to_thread(last_words, process.log_path)
-    code = process.returncode
-    if code is None:
-        ending = "it closed evald's socket"
-    elif code < 0:
-        ending = f"it was killed by signal {-code}"
-    else:
-        ending = f"it ended with exit code {code}"
-    return f"{ending}; last in {process.log_path}: {words or 'nothing'}"

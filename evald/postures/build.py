@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from evald.config import Config
+from evald.evals.curve import CurveWatch
 from evald.evals.earlier import EarlierPoints
 from evald.evals.evaluator import Evaluator
 from evald.postures.contract import Engines, Posture
@@ -51,6 +52,7 @@ def build_posture(config: Config, checked: Preflight, index: PointIndex) -> Post
         model_dir=Path(config.posture.model or ""),
         context_len=checked.context_len,
         earlier=EarlierPoints(index, results_dir),
+        curve=CurveWatch(index, config.dispatch.on_set_change),
         aggregates=config.aggregate,
         environ=checked.environ,
     )

@@ -19,6 +19,8 @@ class SetResult(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     #: flat, with their full names ("eval/aime/stderr").
     metrics: dict[str, float]
+    #: fewer samples have a score than the set's config asks for.
+    too_few: bool = False
 
 
 class PointResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,6 +34,8 @@ class PointResult(msgspec.Struct, frozen=True, kw_only=True):
     provenance: dict[str, Any]
     #: what went wrong with the first sample that has no score, in words.
     problem: str = ""
+    #: names of sets that are not what earlier points of the run were measured with.
+    curve_breaks: list[str] = []
 
 
 class Stages(Protocol):

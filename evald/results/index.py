@@ -25,6 +25,20 @@ class PointState(msgspec.Struct, kw_only=True):
     set_ids: list[str] = msgspec.field(default_factory=list)
 
 
+class SetSeen(msgspec.Struct, frozen=True, kw_only=True):
+    """With what an eval set was measured; digests, "" where a record does not say."""
+
+    step: int = 0
+    #: of the rows.
+    data: str = ""
+    #: of the set's config, without data and grader.
+    settings: str = ""
+    grader_version: str = ""
+    function_version: str = ""
+    #: of all that a score depends on but the weights: also tokenizer and chat template.
+    config: str = ""
+
+
 class PointIndex:
     """Every point of the ledger, by key, by step and in order of acceptance.
 
@@ -37,6 +51,8 @@ class PointIndex:
         self._by_step: dict[tuple[str, Kind, int], list[PointState]] = {}
         self._newest_step: dict[str, int] = {}
         self._ended_runs: set[str] = set()
+        #: by run, then by name of the set: from the newest record that has a score.
+        self._sets: dict[str, dict[str, SetSeen]] = {}
 
     def apply(self, record: AnyRecord) -> None:
         """Take in one record."""
@@ -74,6 +90,17 @@ class PointIndex:
         state.digest = record.digest or state.digest
         state.outcome = record.outcome
         state.end_seq = record.seq
+        if record.outcome is not Outcome.SKIPPED:
+            self._see_sets(record)
+
+    def _see_sets(self, record: PointRecord) -> None:
+        """Remember with what the sets of a measured point were measured."""
+        told = record.provenance.get("sets")
+        for name, one in told.items() if isinstance(told, dict) else ():
+            # (a black box says what it wants)
+            if isinstance(one, dict) and isinstance(one.get("config"), str):
+                seen = msgspec.convert({**one, "step": record.step}, SetSeen)
+                self._sets.setdefault(record.run, {})[name] = seen
 
     def _state(self, key: PointKey) -> PointState:
         """Return the state of ``key``, made on first sight.
@@ -118,6 +145,10 @@ class PointIndex:
             and (below is None or state.key.step < below)
         ]
         return max(found, key=lambda state: (state.key.step, state.key.revision), default=None)
+
+    def sets_seen(self, run: str) -> dict[str, SetSeen]:
+        """Return with what each eval set was measured last in ``run``, by name."""
+        return dict(self._sets.get(run, {}))
 
     def outcome_counts(self, run: str | None = None) -> dict[str, int]:
         """Return how many points (of ``run``) ended in each outcome; every outcome is a key."""

@@ -59,7 +59,7 @@ class SetRecord(Record, kw_only=True, tag="set"):
 
 
 class Counts(msgspec.Struct, kw_only=True):
-    """Samples by what became of them; ``n_total`` is the sum of all but ``n_truncated``.
+    """Samples by what became of them: each is in one of four counts, the others are shares of them.
 
     ``n_total = n_scored + n_error + n_grader_error + n_timeout``.
     """
@@ -72,8 +72,10 @@ class Counts(msgspec.Struct, kw_only=True):
     n_no_answer: int = 0
     #: of those without an answer: the model began to think and never came to an end.
     n_unfinished_thinking: int = 0
-    #: the request failed.
+    #: the request failed, or the question could not be asked.
     n_error: int = 0
+    #: of those: prompt and response do not fit into the model's context.
+    n_too_long: int = 0
     #: the grader failed or ran out of time: not a wrong answer.
     n_grader_error: int = 0
     #: cut by a sample's, set's or point's deadline.
@@ -105,6 +107,8 @@ class PointRecord(Record, kw_only=True, tag="point"):
     provenance: dict[str, Any] = {}
     #: flat and ready for a logger.
     metrics: dict[str, float] = {}
+    #: sets that are not what earlier points of the run were measured with: their curves break.
+    curve_breaks: list[str] = []
     #: record ids of set records that no longer stand.
     void_sets: list[str] = []
     directory: str = ""

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 import msgspec
 import structlog
 
 from evald.point import PointKey
-from evald.results.follow import is_json, split_lines
+from evald.results.follow import is_json
 from evald.results.modes import Modes
 
 log = structlog.get_logger(__name__)
 
 FLUSH_BYTES = 64 * 1024
 FLUSH_INTERVAL_S = 1.0
+#: the end of a journal is looked at in steps of this size, backwards.
+_TAIL_BYTES = 1 << 16
 
 
 #: what became of a sample.
@@ -37,6 +40,8 @@ class SampleRecord(msgspec.Struct, kw_only=True):
     #: digest of everything else that the score depends on.
     config: str
     status: Status
+    #: it was not asked: prompt and response do not fit into the model's context.
+    too_long: bool = False
     score: float | None = None
     no_answer: bool = False
     truncated: bool = False
@@ -56,9 +61,24 @@ class SampleRecord(msgspec.Struct, kw_only=True):
     in_thought: bool = False
     #: further numbers of its kind of eval, by name ("nll", "acc_norm", ...).
     values: dict[str, float] = {}
+    #: the conversation behind the response, where its kind of eval has one.
+    messages: list[Any] | None = None
+    #: the score came with the answer, not from the set's grader.
+    self_graded: bool = False
     engine: str = ""
     weight_version: str = ""
     latency_s: float = 0.0
+
+
+class Scored(msgspec.Struct, frozen=True, gc=False):
+    """What a resume needs of a scored sample: a large set's texts would fill the memory."""
+
+    score: float | None
+    truncated: bool
+    no_answer: bool
+    unfinished_thinking: bool
+    engine: str
+    weight_version: str
 
 
 def point_samples_dir(results_dir: Path, key: PointKey) -> Path:
@@ -96,30 +116,37 @@ class SampleJournal:
         self._descriptor = -1
         self._lock = threading.Lock()
 
-    def load(self, digest: str, config: str) -> dict[tuple[str, int], SampleRecord]:
+    def load(self, digest: str, config: str) -> dict[tuple[str, int], Scored]:
         """Return the scored samples of this digest and config, by question and sample number.
-
-        They come without their texts (``response``, ``reference``, ``grader_reason``).
 
         Cuts a torn last line off; a line that cannot be read is passed by, its sample is
         generated again. Blocks for one read of the file; raises OSError.
         """
+        samples: dict[tuple[str, int], Scored] = {}
         try:
-            lines = self._repair()
+            self._repair()
+            file = self.path.open("rb")
         except FileNotFoundError:
-            return {}
-        samples: dict[tuple[str, int], SampleRecord] = {}
-        for number, line in enumerate(lines, start=1):
-            try:
-                record = _decoder.decode(line)
-            except msgspec.DecodeError as fault:
-                log.warning("sample_unreadable", path=str(self.path), line=number, error=str(fault))
-                continue
-            if (record.status, record.digest, record.config) == ("scored", digest, config):
-                # a resume needs the numbers; all texts of a large set would fill the memory
-                record.response = record.grader_reason = ""
-                record.reference = None
-                samples[record.question, record.sample] = record
+            return samples
+        with file:
+            for number, line in enumerate(file, start=1):
+                try:
+                    one = _line_decoder.decode(line)
+                except msgspec.DecodeError as fault:
+                    log.warning(
+                        "sample_unreadable", path=str(self.path), line=number, error=str(fault)
+                    )
+                    continue
+                if (one.status, one.digest, one.config) == ("scored", digest, config):
+                    # one text for all that have it, not one for each
+                    samples[sys.intern(one.question), one.sample] = Scored(
+                        one.score,
+                        one.truncated,
+                        one.no_answer,
+                        one.unfinished_thinking,
+                        sys.intern(one.engine),
+                        sys.intern(one.weight_version),
+                    )
         return samples
 
     def append(self, record: SampleRecord) -> None:
@@ -163,19 +190,51 @@ class SampleJournal:
             raise
         self._descriptor = descriptor
 
-    def _repair(self) -> list[bytes]:
-        """Return the whole lines; cut off what a killed writer left behind them."""
-        content = self.path.read_bytes()
-        lines, torn = split_lines(content)
-        if not torn and lines and not is_json(lines[-1]):
-            torn = lines.pop() + b"\n"
-        if torn:
-            os.truncate(self.path, len(content) - len(torn))
-            log.info("samples_torn_tail_cut", path=str(self.path), bytes=len(torn))
-        return lines
+    def _repair(self) -> None:
+        """Cut off what a killed writer left behind the last whole line. Reads only the end."""
+        with self.path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            end = _after_newline(file, size)
+            if end == size > 0:
+                start = _after_newline(file, size - 1)
+                file.seek(start)
+                if not is_json(file.read(size - start)):
+                    end = start
+        if end < size:
+            os.truncate(self.path, end)
+            log.info("samples_torn_tail_cut", path=str(self.path), bytes=size - end)
 
 
-_decoder: msgspec.json.Decoder[SampleRecord] = msgspec.json.Decoder(SampleRecord)
+def _after_newline(file: BinaryIO, before: int) -> int:
+    """Return the offset behind the last newline that stands before an offset; 0 without one."""
+    end = before
+    while end > 0:
+        start = max(0, end - _TAIL_BYTES)
+        file.seek(start)
+        found = file.read(end - start).rfind(b"\n")
+        if found >= 0:
+            return start + found + 1
+        end = start
+    return 0
+
+
+class _Line(msgspec.Struct):
+    """The part of a ``SampleRecord`` that says whether it counts, and for what."""
+
+    question: str
+    sample: int
+    digest: str
+    config: str
+    status: Status
+    score: float | None = None
+    truncated: bool = False
+    no_answer: bool = False
+    unfinished_thinking: bool = False
+    engine: str = ""
+    weight_version: str = ""
+
+
+_line_decoder: msgspec.json.Decoder[_Line] = msgspec.json.Decoder(_Line)
 
 
 def _encode(record: SampleRecord) -> bytes:

@@ -12,8 +12,10 @@ from evald.testing.fake_launcher import (
     serve_fake,
     write_fake_python,
 )
+from evald.testing.fake_ranks import FakeRanks
 from evald.testing.fake_router import FakeRouter
 from evald.testing.fake_trainer import FakeTrainer
+from evald.testing.hostile_answers import hostile_answers
 from evald.testing.snapshots import (
     Tensor,
     model_tensors,
@@ -29,11 +31,13 @@ __all__ = [
     "FakeEngine",
     "FakeLauncher",
     "FakeProcess",
+    "FakeRanks",
     "FakeRouter",
     "FakeServer",
     "FakeTrainer",
     "Fault",
     "Tensor",
+    "hostile_answers",
     "model_tensors",
     "read_safetensors",
     "serve_fake",

@@ -26,6 +26,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--config", type=Path, help="JSON file with the api-key")
     parser.add_argument("--max-running-requests", type=int, default=128)
     parser.add_argument("--delay-s", type=float, default=0.0)
+    parser.add_argument("--response-chars", type=int, default=0)
     known, _ = parser.parse_known_args()
     return known
 
@@ -39,6 +40,7 @@ def main() -> None:
         weight_version=arguments.weight_version,
         api_key=config.get("api-key"),
         delay_s=arguments.delay_s,
+        response_chars=arguments.response_chars,
         max_running_requests=arguments.max_running_requests,
         on_death=lambda: os.kill(os.getpid(), signal.SIGKILL),
     )

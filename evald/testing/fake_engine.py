@@ -63,6 +63,7 @@ class FakeEngine:
     ``model``: directory to boot on (ValueError, OSError when it cannot be read).
     ``delay_s``: how long each generation runs, but for a canary (it asks for log-probabilities).
     ``health_s``: how long a probe takes (SGLang: 1 s).
+    ``response_chars``: length of a response; words stand in front of the number.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class FakeEngine:
         api_key: str | None = None,
         delay_s: float = 0.0,
         health_s: float = 0.0,
+        response_chars: int = 0,
         max_running_requests: int = 128,
         on_death: Callable[[], None] = lambda: None,
     ) -> None:
@@ -80,6 +82,7 @@ class FakeEngine:
         self.weight_version = weight_version
         self.delay_s = delay_s
         self.health_s = health_s
+        self.response_chars = response_chars
         #: paths in the order of the requests; generate requests count once each.
         self.requests: list[str] = []
         #: bodies of update_weights_from_disk.
@@ -122,7 +125,9 @@ class FakeEngine:
     @property
     def answer(self) -> str:
         """What every prompt is answered with."""
-        return _answer(self._tensors)
+        number = _answer(self._tensors)
+        words = " ".join(map(str, range(self.response_chars // 5 + 1)))
+        return words[: max(self.response_chars - len(number), 0)] + number
 
     def freeze(self) -> None:
         """Answer nothing any more, until ``thawed`` is set."""

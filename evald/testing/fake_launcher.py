@@ -18,12 +18,15 @@ from evald.errors import EvaldError
 from evald.testing.fake_engine import FakeEngine
 
 
-def write_fake_python(path: Path, *, delay_s: float = 0.0) -> Path:
+def write_fake_python(path: Path, *, delay_s: float = 0.0, response_chars: int = 0) -> Path:
     """Write an executable for ``[fleet] python``: it starts a FakeEngine instead of SGLang.
 
-    ``delay_s``: how long each of its answers takes.
+    ``delay_s``: how long each of its answers takes; ``response_chars``: how long each one is.
     """
-    command = f'"{sys.executable}" -m evald.testing "$@" --delay-s {delay_s}'
+    command = (
+        f'"{sys.executable}" -m evald.testing "$@" '
+        f"--delay-s {delay_s} --response-chars {response_chars}"
+    )
     path.write_text(f"#!/bin/sh\nexec {command}\n")
     path.chmod(0o755)
     return path

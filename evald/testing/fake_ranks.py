@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class FakeRanks:
-    """One rank of ``FakeRanks.job(size)``; ``on_all`` runs them side by side.
+    """One rank of ``FakeRanks.job(size)``; ``FakeRanks.on_all`` runs them side by side.
 
     As in a real job, what is exchanged is pickled, a rank that is late by ``timeout_s`` or that
     has left loses all the others, and an exchange that failed is the last one.
@@ -35,6 +35,24 @@ class FakeRanks:
         group = _Group(size, timeout_s)
         return [cls(rank, group, range(size) if near is None else near) for rank in range(size)]
 
+    @staticmethod
+    def on_all(ranks: Sequence[FakeRanks], work: Callable[[FakeRanks], T]) -> list[T | Exception]:
+        """Call ``work`` on all ranks at the same time; return its results, or what it raised."""
+        results: dict[int, T | Exception] = {}
+
+        def run(rank: FakeRanks) -> None:
+            try:
+                results[rank.rank] = work(rank)
+            except Exception as error:  # noqa: BLE001 - the caller looks at it
+                results[rank.rank] = error
+
+        threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in ranks]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return [results[rank.rank] for rank in ranks]
+
     def exchange(self, value: Any) -> list[Any]:
         """Gather one value of each rank; raises PeerLost."""
         self.given.append(value)
@@ -43,24 +61,6 @@ class FakeRanks:
     def leave(self) -> None:
         """End like a process that dies: nobody can exchange any more."""
         self._group.barrier.abort()
-
-
-def on_all(ranks: Sequence[FakeRanks], work: Callable[[FakeRanks], T]) -> list[T | Exception]:
-    """Call ``work`` on all ranks at the same time; return its results, or what it raised."""
-    results: dict[int, T | Exception] = {}
-
-    def run(rank: FakeRanks) -> None:
-        try:
-            results[rank.rank] = work(rank)
-        except Exception as error:  # noqa: BLE001 - the caller looks at it
-            results[rank.rank] = error
-
-    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in ranks]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return [results[rank.rank] for rank in ranks]
 
 
 class _Group:

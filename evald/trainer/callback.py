@@ -95,7 +95,8 @@ class EvaldCallback(TrainerCallback):  # type: ignore[misc] # transformers is no
         #: of one training; the first is made at once, so that wrong arguments show now.
         self._dispatcher: EvalDispatcher | None = self._make()
         self._training = False
-        self._ended = False
+        self._finished = False
+        self._drained = False
         self._poll_s = poll_s
         self._polled_s = 0.0
 
@@ -104,21 +105,20 @@ class EvaldCallback(TrainerCallback):  # type: ignore[misc] # transformers is no
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
         """Ask for the baseline, or go on from the step at which an earlier life has ended."""
         del args
+        if state.is_hyper_param_search:
+            log.warning("evald_not_used", detail="a hyperparameter search is many runs in one")
+            return control
         with _surviving("begin"):
-            if state.is_hyper_param_search:
-                log.warning("evald_not_used", detail="a hyperparameter search is many runs in one")
-                return control
             self._dispatcher = self._dispatcher or self._make()
-            self._training, self._ended = True, False
+            self._training, self._finished, self._drained = True, False, False
             if state.global_step > 0:
                 self._dispatcher.resume(state.global_step, self._weights())
             if state.global_step < state.max_steps:
                 self._dispatcher.baseline(completed_step=state.global_step)
-            return self._log_from_before(state, control)
-        return control
+        return self._log_from_before(state, control)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
-        """Publish a step that is due, unless it is the last one: that comes when all is over."""
+        """Publish a step that is due; not the last one, which is published when all is over."""
         del args
         if not self._reuse and state.global_step < state.max_steps:
             self._dispatch(state, epoch_end=False)
@@ -127,35 +127,36 @@ class EvaldCallback(TrainerCallback):  # type: ignore[misc] # transformers is no
         return self._poll(control)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Publish the end of an epoch, if that was asked for."""
-        del args, control
+        """Publish the end of an epoch, if that was asked for, and the end of everything."""
+        del args
         if self._epochs and not self._reuse and state.global_step < state.max_steps:
             self._dispatch(state, epoch_end=True)
+        self._finish_if_over(state, control)
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Publish the last step when the Trainer's own evaluation has stopped the training."""
+        del args
+        if not control.should_save:  # else on_save comes, when the checkpoint is safe
+            self._finish_if_over(state, control)
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Point evald at the checkpoint that was saved, if checkpoints are reused."""
-        del args, control
+        del args
         if self._reuse and state.global_step < state.max_steps:
             self._dispatch(state, epoch_end=self._epochs)
+        self._finish_if_over(state, control)
 
     def on_log(
         self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any
     ) -> Any:
-        """End the run when the Trainer logs its summary.
-
-        That is the last moment at which the weights are those of the last step, before the best
-        checkpoint is loaded, and at which every reporter still listens.
-        """
-        del args
+        """Wait for what is missing when the Trainer logs its summary: all reporters listen."""
         if logs is None or SUMMARY not in logs:
             return control
-        return self._end(state, control, self._weights())
+        return self._end(args, state, control)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
         """Let go of everything; what was published is evaluated without the job."""
-        # only where log() shows callbacks no summary: whose weights are these by now?
-        is_best = args.load_best_model_at_end and state.best_model_checkpoint is not None
-        control = self._end(state, control, None if is_best else self._weights())
+        control = self._end(args, state, control)
         with _surviving("end"):
             if self._dispatcher is not None:
                 self._dispatcher.close()
@@ -174,13 +175,28 @@ class EvaldCallback(TrainerCallback):  # type: ignore[misc] # transformers is no
                     state.global_step, self._weights(), epoch_end=epoch_end
                 )
 
-    def _end(self, state: Any, control: Any, weights: Any) -> Any:
-        """Publish the last step, and wait for what evald has not measured yet; once."""
-        if not self._training or self._ended or self._dispatcher is None:
-            return control
-        self._ended = True
+    def _finish_if_over(self, state: Any, control: Any) -> None:
+        """Publish the last step, as long as the weights are its own.
+
+        At its end the Trainer may load those of its best checkpoint.
+        """
+        is_over = control.should_training_stop or state.global_step >= state.max_steps
+        if is_over and not self._reuse:  # a checkpoint may still be saved
+            self._finish(state, self._weights())
+
+    def _finish(self, state: Any, weights: Any) -> None:
         with _surviving("finish"):
-            self._dispatcher.finish(state.global_step, weights)
+            if self._training and not self._finished and self._dispatcher is not None:
+                self._finished = True
+                self._dispatcher.finish(state.global_step, weights)
+
+    def _end(self, args: Any, state: Any, control: Any) -> Any:
+        """Finish, if that was not to be seen before, and wait for the results; once."""
+        if not self._training or self._drained or self._dispatcher is None:
+            return control
+        is_best = args.load_best_model_at_end and state.best_model_checkpoint is not None
+        self._finish(state, None if is_best else self._weights())
+        self._drained = True
         with _surviving("drain"):
             if self._drain_timeout_s > 0:
                 drained = self._dispatcher.drain(self._drain_timeout_s)
@@ -212,11 +228,12 @@ class EvaldCallback(TrainerCallback):  # type: ignore[misc] # transformers is no
 
         Points of later steps are of weights that this life makes anew.
         """
-        logged = {entry["step"] for entry in state.log_history if OWN_STEP in entry}
-        newest = {record["step"]: record for record in self._points()}
-        for step, record in sorted(newest.items()):
-            if step <= state.global_step and step not in logged:
-                control = self._log.add(record, control)
+        with _surviving("look back"):
+            logged = {entry["step"] for entry in state.log_history if OWN_STEP in entry}
+            newest = {record["step"]: record for record in self._points()}
+            for step, record in sorted(newest.items()):
+                if step <= state.global_step and step not in logged:
+                    control = self._log.add(record, control)
         return control
 
 

@@ -47,9 +47,10 @@ class EvalDispatcher(Aftermath):
         At most ``max_in_flight`` points have no record (None: the daemon's own ``max_in_flight``);
         what an earlier life of the run left behind counts. At the cap, ``overflow="skip"`` skips
         the step ``busy`` before it touches the weights; ``"backpressure"`` waits for the oldest,
-        at most ``backpressure_timeout_s``, and then skips. A daemon whose beat stands still for
-        ``dead_after_s``, or that is not there, is never waited for: it may come back, so points are
-        published up to the cap, and from there on skipped ``unhealthy``.
+        at most ``backpressure_timeout_s``, and then skips. The last step is never skipped ``busy``.
+        A daemon that is not there, or whose beat stands still, is looked out for once for
+        ``dead_after_s`` and then waited for no more; as it may come back, points are published up
+        to the cap (and as long as there is room), and from there on skipped ``unhealthy``.
 
     Where:
         ``root``: the staging root, or a run's folder in it. ``run``: the run id (None: the
@@ -62,7 +63,8 @@ class EvalDispatcher(Aftermath):
 
     ``ranks``, ``exporter``, ``link``, ``carrier`` replace the parts that are built otherwise; they
     are the caller's to close. With torch.distributed, build this after ``init_process_group``, on
-    every rank. Raises ValueError for wrong or contradicting arguments.
+    every rank. Raises ValueError for wrong or contradicting arguments, EvaldError where a token
+    cannot be read or rsync is missing.
     """
 
     def __init__(

@@ -121,7 +121,7 @@ class Export:
 
     def run(self, weights: Any) -> Path:
         """Gather, write and publish; return the snapshot's directory."""
-        with self._cleaned_up():
+        with self._cleaned_up(self._ranks):
             with self._onloaded():
                 self._agree(weights)
                 directory = self._open(self._ranks)
@@ -151,7 +151,7 @@ class Export:
 
     def finish(self, ranks: Ranks) -> Path:
         """Write and publish what was collected; ``ranks``: those of the calling thread."""
-        with self._cleaned_up():
+        with self._cleaned_up(ranks):
             directory = self._open(ranks)
             with Lanes(directory, hashes=self._options.hashes) as lanes:
                 for job, tensors in self._held.jobs:
@@ -185,9 +185,10 @@ class Export:
 
     def _open(self, ranks: Ranks) -> Path:
         """Let rank 0 make the directory that all write into; return it."""
-        if ranks.rank == 0 and self._failure is None:
+        if ranks.rank == 0:
             self._try(self._draft.open)
             self._try(self._check_room)
+            self._try(self._make_folders)
         return Path(settle(ranks, self._step, str(self._draft.directory), self._told())[0])
 
     def _check_room(self) -> None:
@@ -199,6 +200,11 @@ class Export:
                 f"{free / 1e9:.3g} GB free; make room there, or lower staging.keep or "
                 "dispatch.max_in_flight"
             )
+
+    def _make_folders(self) -> None:
+        # not by who writes into them: a directory that is given up must not come back
+        for file in self._plan.files:
+            (self._draft.directory / file.name).parent.mkdir(parents=True, exist_ok=True)
 
     # --- the weights -------------------------------------------------------------------------
 
@@ -311,9 +317,15 @@ class Export:
             self.fail(lanes.failure)
 
     @contextlib.contextmanager
-    def _cleaned_up(self) -> Iterator[None]:
+    def _cleaned_up(self, ranks: Ranks) -> Iterator[None]:
+        """Leave nothing of a snapshot that failed; all ranks wait until it is gone."""
         try:
             yield
+        except ExportError:
+            self._draft.discard()
+            with contextlib.suppress(PeerLost):
+                ranks.exchange(None)
+            raise
         finally:
             self._draft.discard()
 
@@ -323,19 +335,22 @@ class Export:
         onload, offload = self._options.onload, self._options.offload
         try:
             if onload is not None:
-                self._try(onload)
+                self._guarded(onload)
             yield
         finally:
             if offload is not None:
-                self._try(offload)
+                self._guarded(offload)
 
     def _try(self, work: Callable[[], object]) -> None:
-        """Do what only this rank does, unless it has failed before; keep how it fails."""
+        """Do what only this rank does, unless it has failed before."""
         if self._failure is None:
-            try:
-                work()
-            except Exception as error:  # noqa: BLE001 - told to all ranks; training never dies of it
-                self.fail(error)
+            self._guarded(work)
+
+    def _guarded(self, work: Callable[[], object]) -> None:
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001 - told to all ranks; training never dies of it
+            self.fail(error)
 
     def _told(self) -> Failure | None:
         return None if self._failure is None else failure_of(self._failure)

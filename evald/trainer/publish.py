@@ -14,7 +14,7 @@ import shutil
 import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -87,7 +87,7 @@ class Draft:
             shutil.rmtree(aside)
         # not tempfile: its mode 0700 would cut what a default ACL of the root grants
         self.directory.mkdir()
-        self._undo.callback(shutil.rmtree, self.directory, ignore_errors=True)
+        self._undo.callback(self._remove, self.directory)
 
     def seal(
         self,
@@ -110,7 +110,7 @@ class Draft:
         _open_up(self.directory, root)
         target.parent.mkdir(parents=True, exist_ok=True)
         self.directory.rename(target)
-        self._undo.callback(shutil.rmtree, target, ignore_errors=True)
+        self._undo.callback(self._remove, target)
         export_s = time.monotonic() - self._started
         manifest = _with_run(
             self._run,
@@ -128,6 +128,12 @@ class Draft:
     def discard(self) -> None:
         """Remove what was written and not sealed."""
         self._undo.close()
+
+    def _remove(self, directory: Path) -> None:
+        """Remove a directory in which another process may still be writing."""
+        with suppress(OSError):  # it has got its other name, or somebody has removed it
+            aside = directory.rename(_hidden(self._root, self._name))
+            shutil.rmtree(aside, ignore_errors=True)
 
 
 def publish(

@@ -68,8 +68,10 @@ def settle(ranks: Ranks, step: int, value: Any, failure: Failure | None) -> list
     try:
         outcomes = ranks.exchange((value, failure))
     except PeerLost as lost:
-        # what this rank knows of itself says more than that the others went
-        raise (failure or failure_of(lost)).error(step) from lost
+        told = failure_of(lost)
+        if failure is not None:
+            told = told._replace(cause=f"{told.cause}; on this rank: {failure.cause}")
+        raise told.error(step) from lost
     for rank, (_, other) in enumerate(outcomes):
         if other is not None:
             raise other.error(step, rank if ranks.size > 1 else None)

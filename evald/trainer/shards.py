@@ -130,7 +130,6 @@ class ShardWriter:
         self._size_bytes = 0
         self._hasher = _Hasher() if hashes else None
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        path.parent.mkdir(exist_ok=True)
         self._fd = os.open(path, flags, 0o644)
         try:
             self._write(memoryview(header(self._specs)))

@@ -29,12 +29,15 @@ from transformers import AutoModelForCausalLM
 
 from evald.trainer.contract import ExportError, Ranks
 from evald.trainer.export import SnapshotExporter, export_snapshot
+from evald.trainer.gather import full_tensor
 from evald.trainer.ranks import Processes, near_ranks
 
 #: no operation of these jobs takes longer, seconds.
 LIMIT_S = 30.0
 #: several files for a model of 280 kB.
 SHARD_BYTES = 60_000
+#: far less than a write on a slow disk.
+LETTING_GO_S = 0.2
 QUESTIONS = [[10, 20, 30], [40, 50, 60, 70], [80, 90], list(range(100, 140))]
 ANSWER_TOKENS = 12
 
@@ -61,6 +64,10 @@ def gathered() -> Iterator[list[int]]:
     gather = DTensor.full_tensor
 
     def watched(tensor: Any, **options: Any) -> Any:
+        # gloo's own thread lets go of a result a moment after it has handed it out
+        deadline = time.monotonic() + LETTING_GO_S
+        while not all(one.expired() for one in held) and time.monotonic() < deadline:
+            time.sleep(0.001)
         whole = gather(tensor, **options)
         held[:] = [one for one in held if not one.expired()]
         held.append(StorageWeakRef(whole.untyped_storage()))
@@ -72,6 +79,23 @@ def gathered() -> Iterator[list[int]]:
         yield counts
     finally:
         DTensor.full_tensor = gather
+
+
+@contextmanager
+def slow_disk() -> Iterator[None]:
+    """Let each write of weights take long: what it writes from is held as long."""
+    write = os.write
+
+    def slow(fd: int, data: Any) -> int:
+        if len(data) > 4096:
+            time.sleep(2 * LETTING_GO_S)
+        return write(fd, data)
+
+    os.write = slow
+    try:
+        yield
+    finally:
+        os.write = write
 
 
 def load(directory: Path, dtype: Any = torch.float32) -> Any:
@@ -200,7 +224,7 @@ class Job:
         """Both write; whole tensors are held one at a time; the forward pass has left its mark."""
         train(self.model, 10, seed=1)
         before = logits(self.model)
-        with gathered() as counts:
+        with gathered() as counts, slow_disk():
             directory = self.export(self.model, 1)
         wrote, held = list(self.opened.names), max(counts)
         expected = whole_weights(self.model)

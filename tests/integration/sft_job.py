@@ -30,7 +30,7 @@ class Examples(torch.utils.data.Dataset):  # type: ignore[misc] # torch is not t
         # reproducible data, nothing secret
         tokenizer, rng = build_tokenizer(), random.Random(0)  # noqa: S311
         task = next(task for task in TASKS if task.name == "max")
-        self._rows = []
+        self._rows: list[tuple[list[int], list[int]]] = []
         while len(self._rows) < count:
             question = task.ask(rng)
             if not question.held_out:

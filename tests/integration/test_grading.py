@@ -21,6 +21,7 @@ from evald.evals.worker_pool import WorkerPool
 
 MATH = Rules("math")
 BOXED_MATH = Rules("boxed_math")
+DAPO = Rules("math", config={"answer_pattern": r"(?i)answer\s*:\s*([^\n]+)"})
 #: exponential back-tracking: longer than anybody waits.
 EXPLODING = Rules("regex", r"^(a+)+$")
 EXPLOSIVE = "a" * 40 + "b"
@@ -72,6 +73,9 @@ async def until(condition: Callable[[], object]) -> None:
         (BOXED_MATH, "\\boxed{\\frac{1}{2}}", ["3", 0.5], 1.0),
         (MATH, "no number here", "7", None),
         (MATH, "half a pair \ud83d of 7", "7", 1.0),
+        (DAPO, "Answer: 3\nAnswer: $\\frac{1}{2}$", "0.5", 1.0),
+        (DAPO, "Answer: 42.", 42, 1.0),
+        (DAPO, "\\boxed{42}", 42, None),
         (Rules("regex", r"#### (\d+)"), "#### 12", 12, 1.0),
         (Rules("exact"), "x" * 50_000, "x" * 50_000, 1.0),
     ],
@@ -86,7 +90,7 @@ async def test_workers_grade(
 async def test_cheap_graders_need_no_process(pool: WorkerPool) -> None:
     assert await Grading(pool).grade(
         Rules("boxed_exact"), sample("\\boxed{1}", 1), timeout_s=1
-    ) == Grade(1.0, reason="answer: 1")
+    ) == Grade(1.0, answer="1", reason="answer: 1")
     assert worker_pids() == []
 
 

@@ -136,6 +136,18 @@ def test_any_two_of_engines_gpus_and_size_give_the_third(
         ),
         (changed(fleet__group=[{"name": "a"}, {"name": "a"}]), "'a' is there twice; rename one"),
         (
+            changed(fleet__deterministic=True, fleet__device="cpu"),
+            "fleet.deterministic: SGLang's deterministic inference is for GPUs, and",
+        ),
+        (
+            changed(
+                fleet__deterministic=True, fleet__sglang={"enable-deterministic-inference": False}
+            ),
+            "fleet.deterministic: true, but [fleet.sglang] or a group sets",
+        ),
+        (changed(dispatch__on_set_change="refused"), "did you mean 'refuse'?"),
+        (changed(eval__0__repetition_penalty=0.0), "eval[0].repetition_penalty: "),
+        (
             changed(fleet__group=[{"name": "a", "sglang": {"port": 1}}]),
             "[[fleet.group]] a port = 1 is not allowed",
         ),

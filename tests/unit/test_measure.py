@@ -14,8 +14,8 @@ from evald.config import Dispatch
 from evald.errors import Unhealthy
 from evald.measure import Measure
 from evald.point import EvalPoint, PointKey, Snapshot
-from evald.postures.contract import PointResult
-from evald.results.records import PointRecord
+from evald.postures.contract import PointResult, SetResult
+from evald.results.records import Counts, PointRecord
 from evald.staging.digest import fingerprint
 from evald.status.view import EngineView
 from evald.testing import write_snapshot
@@ -121,3 +121,36 @@ async def test_a_checkpoint_that_its_trainer_overwrites_is_superseded(
     point = start(measure_of(NoEngineLeft("serving")), directory, digest="d", owned=False)
     (directory / "model.safetensors").unlink()
     assert (await point).reason == "superseded"
+
+
+class Measured(NoEngineLeft):
+    """A posture with one set, of which one sample of three has no score."""
+
+    def __init__(self, *, too_few: bool) -> None:
+        super().__init__("serving")
+        self.too_few = too_few
+
+    async def measure(self, point: EvalPoint, prepared: EvalPoint, **fields: Any) -> PointResult:
+        assert point is prepared
+        counts = Counts(n_total=300, n_scored=299, n_error=1)
+        one = SetResult(name="math", counts=counts, seconds=1.0, metrics={}, too_few=self.too_few)
+        await fields["stages"].set_done(one)
+        return PointResult(
+            counts=counts,
+            metrics={},
+            engines=[],
+            weight_versions=[],
+            provenance={},
+            curve_breaks=["math"],
+        )
+
+
+@pytest.mark.parametrize("too_few", [False, True])
+async def test_a_set_with_too_few_scores_makes_the_point_partial(
+    tmp_path: Path, too_few: bool
+) -> None:
+    directory = write_snapshot(tmp_path / "step_1")
+    record = await start(measure_of(Measured(too_few=too_few)), directory, digest="d")
+    assert record.outcome == ("partial" if too_few else "ok")
+    assert ("fewer than min_eval_samples: math" in record.detail) is too_few
+    assert record.curve_breaks == ["math"]

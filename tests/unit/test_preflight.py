@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from evald.config import Config
@@ -121,3 +123,29 @@ def test_a_preset_says_what_it_stands_for_and_who_deletes(tmp_path: Path) -> Non
     notes = "\n".join(preflight(config(tmp_path, preset="miles", marker="DONE")).notes)
     assert "finished when it has DONE" in notes
     assert "(staging.owned = false): somebody else must" in notes
+
+
+def test_a_set_that_the_ledger_knows_otherwise_is_said_or_refused(tmp_path: Path) -> None:
+    one = config(tmp_path)
+    loaded = preflight(one).sets[0]
+    told = {"config": "c", "data": loaded.data_digest, "settings": "other"}
+    record = {
+        "type": "point", "schema": 1, "seq": 1, "time": 1.0, "run": "run", "step": 40,
+        "revision": 0, "record_id": "run/step/40/r0", "outcome": "ok",
+        "provenance": {"sets": {"a": told}},
+    }  # fmt: skip
+    one.results_file.parent.mkdir()
+    one.results_file.write_text(json.dumps(record) + "\n")
+    sentence = "eval set 'a' is not what run 'run' was measured with until step 40: other settings"
+    assert f"WARNING: {sentence}; its curve breaks" in preflight(one).notes
+    refuse = msgspec.structs.replace(one.dispatch, on_set_change="refuse")
+    refused = msgspec.structs.replace(one, dispatch=refuse)
+    assert problems(refused).startswith(f"{sentence}; restore it")
+    other = msgspec.structs.replace(refused, run="another")
+    assert not any("curve" in note for note in preflight(other).notes)
+    with one.results_file.open("a") as file:
+        end = {**record, "type": "run_end", "seq": 2, "record_id": "x", "points": {}}
+        file.write(json.dumps(end) + "\n")
+    assert not any("curve" in note for note in preflight(refused).notes)
+    one.results_file.write_text("broken\nbroken\n")
+    preflight(refused)

@@ -53,7 +53,7 @@ def choice_letter(response: str, choices: str) -> str | None:
     r"""Give the letter that a response chooses; the first rule that finds one decides.
 
     1. The whole response is the letter, perhaps in brackets or markdown, in any case: ``(b)``.
-    2. The last ``answer is X``, ``answer: X``.
+    2. The last ``answer is X``, ``answer: X``, ``<answer>X``.
     3. The last ``\boxed{X}``, also ``\boxed{X. because}`` and ``\boxed{(X) because}``.
     4. The response begins with ``X.``, ``X)`` or ``X:``.
     5. The last ``(X)`` or ``**X**``.
@@ -66,7 +66,7 @@ def choice_letter(response: str, choices: str) -> str | None:
         return whole
     letter = f"([{re.escape(choices)}])"
     alone = rf"{letter}(?!\w)(?!\s[a-z])"
-    said = re.findall(rf"(?i:answer)(?i: is)? ?:?{_OPEN}(?:\\boxed{_OPEN})?{alone}", text)
+    said = re.findall(rf"(?i:answer)(?i: is)? ?[:>]?{_OPEN}(?:\\boxed{_OPEN})?{alone}", text)
     if said:
         return str(said[-1])
     if boxed := last_boxed(text):

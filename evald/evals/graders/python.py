@@ -75,7 +75,10 @@ class Python(AnyLabel):
         """Name the function, and its module's own file by digest (not what that imports)."""
         settings = self.settings
         return version_text(
-            self.VERSION, settings.function, module_digest(settings), settings.version
+            self.VERSION,
+            settings.function,
+            module_digest(settings.function, settings.cwd),
+            settings.version,
         )
 
     def grade(self, sample: Sample) -> Grade:
@@ -144,12 +147,12 @@ async def _awaited(result: Any) -> Any:
     return await result
 
 
-def module_digest(settings: PythonSettings) -> str:
+def module_digest(function: str, cwd: str) -> str:
     """Digest of the module's file, found without running any of it; "missing" without one."""
-    path: list[str] | None = [settings.cwd, *sys.path]
+    path: list[str] | None = [cwd, *sys.path]
     spec = None
     name = ""
-    for part in settings.function.partition(":")[0].split("."):
+    for part in function.partition(":")[0].split("."):
         name = f"{name}.{part}" if name else part
         try:
             spec = importlib.machinery.PathFinder.find_spec(name, path)

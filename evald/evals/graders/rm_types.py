@@ -6,6 +6,7 @@ beside each. All of them give 0 or 1 here (``f1``: between), also where theirs g
 
 from __future__ import annotations
 
+import difflib
 from typing import Any
 
 import msgspec
@@ -61,7 +62,10 @@ def grader_for(rm_type: str) -> RmType | str:
     found = RM_TYPES.get(inner)
     if found is None:
         names = ", ".join(RM_TYPES)
-        return f"rm_type {rm_type!r} is unknown; known are {names}, and {BOXED} and one of them"
+        near = difflib.get_close_matches(inner, RM_TYPES, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        allowed = f"known are {names}, and {BOXED} and one of them"
+        return f"rm_type {rm_type!r} is unknown; {allowed}{hint}"
     if isinstance(found, str):
         return f"rm_type {rm_type!r} cannot be served: {found}"
     if inner == rm_type or found.grader.startswith(BOXED):

@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import msgspec
+
 from evald.evals.graders.contract import Grade, GraderFailed, answered, no_answer
 from evald.text import one_line
 
 #: how much of an answer that is none is shown, characters.
 _SHOWN_CHARS = 120
 SCORE = "score"
+#: how much of a text is kept with the sample, characters.
+_TEXT_CHARS = 4000
 
 
 def verdict(result: Any, *, score_key: str = SCORE) -> Grade:
@@ -21,18 +25,17 @@ def verdict(result: Any, *, score_key: str = SCORE) -> Grade:
     none) may be there. Everything else in it is the grader's own.
     """
     if isinstance(result, Grade):
-        _score(result.score)
-        return result
+        result = {**msgspec.structs.asdict(result), score_key: result.score}
     if not isinstance(result, dict):
         return answered("", _score(result), shown="-")
+    reason = _text(result, "reason")
     if result.get("no_answer") is True:
-        return no_answer(_text(result, "reason") or "the grader found no answer")
+        return no_answer(reason or "the grader found no answer")
     if score_key not in result:
         has = ", ".join(map(str, result)) or "nothing"
         raise GraderFailed(f"the grader's answer has no {score_key!r} (it has {one_line(has)})")
     grade = answered(_text(result, "answer"), _score(result[score_key]))
-    reason = _text(result, "reason") or grade.reason
-    return Grade(grade.score, answer=grade.answer, reason=reason)
+    return msgspec.structs.replace(grade, reason=reason or grade.reason)
 
 
 def _score(value: Any) -> float:
@@ -53,4 +56,4 @@ def _score(value: Any) -> float:
 def _text(result: dict[str, Any], key: str) -> str:
     value = result.get(key)
     text = "" if value is None else value if isinstance(value, str) else repr(value)
-    return text.encode("utf-8", "backslashreplace").decode()
+    return text[:_TEXT_CHARS].encode("utf-8", "backslashreplace").decode()

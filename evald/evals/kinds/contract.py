@@ -6,6 +6,8 @@ from typing import Any, Protocol
 
 import msgspec
 
+from evald.evals.custom.calls import Outcome, Serve
+from evald.evals.custom.functions import Work
 from evald.evals.graders import Grade
 from evald.evals.prompts import PromptEncoder
 from evald.evals.rows import Question
@@ -22,6 +24,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     in_thought: bool = False
     #: further numbers, kept with the sample.
     values: dict[str, float] = {}
+    #: the conversation behind the response, kept with the sample.
+    messages: list[Any] | None = None
 
 
 class Asker(Protocol):
@@ -40,12 +44,21 @@ class Asker(Protocol):
         """
         ...
 
+    async def run_function(self, work: Work, serve: Serve) -> Outcome:
+        """Have the user's function answer one sample, in a process of its own.
+
+        ``serve`` answers its requests. Raises what ``generate`` raises.
+        """
+        ...
+
 
 class Kind(Protocol):
     """A way of asking; one object for each eval set, without state of a point."""
 
     #: asking again would give the same: each question has one sample, whatever the config says.
     single: bool
+    #: the samples of one question are asked one by one, whatever the config says.
+    apart: bool
 
     def check(self) -> list[str]:
         """One sentence for each fault of the settings that belong to this kind."""

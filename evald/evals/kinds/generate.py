@@ -11,7 +11,7 @@ from evald.config import EvalSet
 from evald.evals.graders import check_grader, label_problem, opening_tag
 from evald.evals.kinds.contract import Answer, Asker
 from evald.evals.prompts import PromptEncoder
-from evald.evals.rows import BadRow, Question, prompt_fault, take
+from evald.evals.rows import BadRow, Question, prompt_fault, take, template_kwargs
 from evald.evals.sampling import check_stop, sampling_for
 
 
@@ -28,6 +28,7 @@ class Generate:
     """All samples of one question go out as one list request."""
 
     single = False
+    apart = False
 
     def __init__(self, eval_set: EvalSet) -> None:
         self._set = eval_set
@@ -57,10 +58,10 @@ class Generate:
         ids = encoder.encode(
             question.prompt,
             apply_chat_template=self._set.apply_chat_template,
-            kwargs=self._set.apply_chat_template_kwargs,
+            kwargs=template_kwargs(self._set.apply_chat_template_kwargs, question),
             max_response_len=self._set.max_response_len,
         )
-        tag = opening_tag(self._set.thinking_end) if self._set.thinking == "auto" else None
+        tag = opening_tag(self._set.thinking_end)
         return EncodedPrompt(array("i", ids), tag is not None and encoder.ends_with(ids, tag))
 
     def width(self, encoded: EncodedPrompt, samples: list[int]) -> int:  # noqa: ARG002 - the contract

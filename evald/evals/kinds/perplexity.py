@@ -13,7 +13,7 @@ from evald.evals.graders import Grade
 from evald.evals.kinds.contract import Answer, Asker
 from evald.evals.kinds.scoring import SCORE_ONLY
 from evald.evals.prompts import PromptEncoder
-from evald.evals.rows import BadRow, Question, json_kind, prompt_fault, take
+from evald.evals.rows import BadRow, Question, json_kind, prompt_fault, take, template_kwargs
 
 
 class Windows(msgspec.Struct, frozen=True):
@@ -40,6 +40,7 @@ class Perplexity:
     """
 
     single = True
+    apart = False
 
     def __init__(self, eval_set: EvalSet) -> None:
         self._set = eval_set
@@ -77,7 +78,7 @@ class Perplexity:
                 question.prompt,
                 question.label,
                 apply_chat_template=self._set.apply_chat_template,
-                kwargs=self._set.apply_chat_template_kwargs,
+                kwargs=template_kwargs(self._set.apply_chat_template_kwargs, question),
             )
             return Windows([array("i", ids)], [start], len(question.label.encode()))
         text = str(question.prompt)

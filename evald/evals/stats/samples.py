@@ -16,6 +16,7 @@ class Sample(msgspec.Struct, frozen=True):
     digest: str
     config: str
     status: Literal["scored", "error", "grader_error", "timeout"]
+    too_long: bool = False
     score: float | None = None
     no_answer: bool = False
     unfinished_thinking: bool = False

@@ -145,6 +145,7 @@ class Table:
             f"{key}/no_answer_ratio": share(lambda s: s.no_answer),
             f"{key}/unfinished_thinking_ratio": share(lambda s: s.unfinished_thinking),
             f"{key}/error_ratio": share(lambda s: s.status == "error"),
+            f"{key}/too_long_ratio": share(lambda s: s.too_long),
             f"{key}/grader_error_ratio": share(lambda s: s.status == "grader_error"),
             # what has no record at all was cut by a deadline
             f"{key}/timeout_ratio": share(lambda s: s.status == "timeout", lost),

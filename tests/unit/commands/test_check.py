@@ -67,3 +67,30 @@ def test_what_cannot_be_inherited_is_a_bad_config(
         file.write('[fleet.inherit]\ncommand = "--tp 8"\n')
     assert main(["check", str(config)]) == 78
     assert "no SGLang here" in capsys.readouterr().err
+
+
+def test_sets_of_an_eval_yaml_are_checked_like_all_others(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = config.parent
+    (directory / "sub").mkdir()
+    (directory / "sub" / "eval.yaml").write_text("""
+eval:
+  defaults: {max_response_len: 8, apply_chat_template: false}
+  datasets:
+    2024: {path: ../sums.jsonl@[-1:], rm_type: f1}
+    long: {path: long.jsonl, rm_type: math, n_samples_per_eval_prompt: 2}
+""")
+    rows = [{"prompt": prompt, "label": "1"} for prompt in ("x", "x" * 3000)]
+    (directory / "sub" / "long.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    config.write_text('eval_config = "sub/eval.yaml"\n' + config.read_text())
+    assert main(["check", str(config)]) == 0
+    out = capsys.readouterr().out
+    assert "eval[1].name = '2024'" in out
+    assert "eval set 2024: 1 questions\neval set long: 2 questions" in out
+    assert "'long': 1 of 2 questions cannot be asked: question 2: the prompt has" in out
+    assert "too long for the context: 2\n" in out
+    (directory / "sub" / "long.jsonl").write_text("{}")
+    assert main(["check", str(config)]) == 78
+    err = capsys.readouterr().err
+    assert f"cannot read eval set 'long': {directory}/sub/long.jsonl line 1: key 'prompt'" in err

@@ -147,3 +147,14 @@ def test_cpu_engines_have_their_recipe() -> None:
     recipe = {"attention_backend": "torch_native", "max_total_tokens": 65536, "sleep_on_idle": True}
     assert recipe.items() <= {n: s.value for n, s in plan.resolved.settings.items()}.items()
     assert msgspec.to_builtins(plan)["gpus"] == []
+
+
+def test_deterministic_inference_is_asked_of_every_engine_whatever_is_inherited() -> None:
+    off = {"enable_deterministic_inference": Setting(False, "file")}
+    problems: list[str] = []
+    fleet = resolve_engines(Fleet(model="/m", deterministic=True, group=GROUPS), problems)
+    for plan in engine_plan(fleet, inherited=Inherited(settings=off)):
+        setting = plan.resolved.settings["enable_deterministic_inference"]
+        assert setting == Setting(True, "[fleet] deterministic")
+    (plain,) = planned()
+    assert plain.resolved.value("enable_deterministic_inference") is None

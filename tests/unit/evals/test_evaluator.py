@@ -144,8 +144,12 @@ async def test_a_question_that_cannot_be_asked_is_an_error(world: World, make_se
     world.sets = [make_set([*rows_of(2), {"prompt": "x" * 1600, "label": 1}])]
     posture = FakePosture(str)
     result = await world.evaluate(posture)
-    assert (result.counts.n_scored, result.counts.n_error) == (2, 1)
+    assert (result.counts.n_scored, result.counts.n_error, result.counts.n_too_long) == (2, 1, 1)
+    assert result.counts.n_total == 3
     assert "question 3 (error): the prompt has 1600 tokens" in result.problem
+    assert result.problem.endswith("; toy: too long for the context: questions 3")
+    assert result.metrics["eval/toy/too_long_ratio"] == pytest.approx(1 / 3)
+    assert [sample["too_long"] for sample in world.journal("toy")] == [True, False, False]
     assert len(posture.requests) == 2
 
 

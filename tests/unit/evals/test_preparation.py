@@ -84,6 +84,7 @@ def test_provenance_tells_what_was_measured_with_what(make_model: Any, make_set:
     told = prepared.provenance["sets"]["toy"]
     assert told["data"] == loaded.data_digest
     assert told["config"] == prepared.sets[0].config_digest
+    assert told["settings"] == loaded.settings_digest
     assert (told["grader"], told["seed"], told["samples_per_question"]) == ("exact", 3, 2)
     assert told["sampling"]["temperature"] == 0.5
     json.dumps(prepared.provenance)
@@ -168,3 +169,20 @@ def test_a_config_that_is_no_object_is_said(make_model: Any, make_set: Any) -> N
     (base / "config.json").write_text("[]")
     with pytest.raises(EvalSkip, match=r"config.json: it is not a JSON object"):
         Preparation([toy(make_set)], base).prepare(point_at(base))
+
+
+def test_all_questions_that_are_too_long_are_named(make_model: Any, make_set: Any) -> None:
+    base = make_model(max_position_embeddings=560)
+    rows = [{"prompt": "x" * (100 if n else 1), "label": 1} for n in range(30)]
+    (note,) = check_prompts([load_set(make_set(rows, "long"))], base)
+    assert "29 of 30 questions cannot be asked: question 2: the prompt has 100 tokens" in note
+    named = ", ".join(str(n) for n in range(2, 22))
+    assert note.endswith(f"; too long for the context: {named} and 9 more")
+
+
+def test_the_chat_template_is_told_of_a_rows_tools(make_model: Any, make_set: Any) -> None:
+    base = make_model(template="{{ tools[0].name if tools else '-' }}{{ documents }}")
+    rows = [{**CHAT[0], "t": [{"name": "abc"}]}, CHAT[0]]
+    loaded = toy(make_set, rows, tool_key="t", apply_chat_template_kwargs={"documents": "d"})
+    prepared = Preparation([loaded], base).prepare(point_at(base))
+    assert [len(prompt) for prompt in prompts_of(prepared)] == [4, 2]

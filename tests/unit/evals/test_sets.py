@@ -10,7 +10,7 @@ from evald.config import EvalSet
 from evald.errors import ConfigError
 from evald.evals.sets import load_set
 
-ROWS = [
+ROWS: list[dict[str, Any]] = [
     {"prompt": "1+1=", "label": 2},
     {"prompt": [{"role": "user", "content": "hi"}], "label": "x"},
 ]
@@ -159,10 +159,91 @@ def test_config_digest_follows_what_decides_a_score_and_nothing_else(make_set: A
     assert changed(name="other")
     assert changed(grader="boxed_exact")
     assert changed(apply_chat_template_kwargs={"enable_thinking": False})
+    assert changed(repetition_penalty=1.1)
+    assert changed(metadata_overrides={"a": 1})
     assert not changed(n_samples_per_eval_prompt=4)
+    assert not changed(min_eval_samples=1)
+    assert not changed(list_up_to_tokens=1)
     assert not changed(grader_timeout_s=1.0)
     assert not changed(set_deadline_s=5.0)
     with open(base.path, "a") as file:  # noqa: PTH123 - appends
         file.write("\n" + json.dumps(ROWS[0]))
     assert changed()
     assert load_set(base).data_digest != load_set(make_set(ROWS)).data_digest
+
+
+def test_metadata_overrides_lie_over_each_rows_metadata(make_set: Any) -> None:
+    rows = [
+        {"prompt": "p", "label": 1, "m": {"a": 1, "b": 2}},
+        {"prompt": "p", "label": 1, "m": None},
+    ]
+    overrides = {"b": 3, "c": [4]}
+    loaded = load_set(make_set(rows, metadata_key="m", metadata_overrides=overrides))
+    assert [q.metadata for q in loaded.questions] == [{"a": 1, "b": 3, "c": [4]}, overrides]
+    loaded = load_set(make_set(rows, metadata_overrides=overrides))
+    assert loaded.questions[0].metadata == overrides
+    (problem,) = problems_of(
+        make_set([{**rows[0], "m": "text"}], metadata_key="m", metadata_overrides=overrides)
+    )
+    assert "line 1: key 'm' is text, over which metadata_overrides cannot be laid" in problem
+
+
+def test_tools_are_a_list_or_the_json_of_one_and_a_row_may_have_none(make_set: Any) -> None:
+    tool = {"type": "function", "function": {"name": "f"}}
+    chat = {"prompt": ROWS[1]["prompt"], "label": 1}
+    rows = [chat | {"t": [tool]}, chat | {"t": json.dumps([tool])}, chat | {"t": None}, chat]
+    loaded = load_set(make_set(rows, tool_key="t"))
+    assert [q.tools for q in loaded.questions] == [[tool], [tool], [], []]
+    assert load_set(make_set(rows)).questions[0].tools == []
+
+
+@pytest.mark.parametrize(
+    ("tools", "sentence"),
+    [
+        ("{", "line 1: key 't' is text, and no JSON ("),
+        ({"name": "f"}, "line 1: key 't' is no list of objects; give tools"),
+        (["f"], "line 1: key 't' is no list of objects"),
+    ],
+)
+def test_tools_that_are_none_are_named(make_set: Any, tools: object, sentence: str) -> None:
+    (problem,) = problems_of(make_set([{**ROWS[1], "t": tools}], tool_key="t"))
+    assert sentence in problem
+
+
+def test_tools_that_no_template_would_tell_of_are_refused(make_set: Any) -> None:
+    rows = [{**ROWS[0], "t": [{"name": "f"}]}]
+    (problem,) = problems_of(make_set(rows, tool_key="t"))
+    assert "key 't' has tools, but the prompt is text that is sent as it is" in problem
+    loaded = load_set(make_set(rows, tool_key="t", apply_chat_template=True))
+    assert loaded.questions[0].tools == [{"name": "f"}]
+
+
+def test_a_slice_keeps_the_numbers_of_its_rows_and_reads_no_others(make_set: Any) -> None:
+    lines = ["{bad", "", *[json.dumps(ROWS[0])] * 3, "{bad"]
+    eval_set = make_set("\n".join(lines))
+    sliced = msgspec.structs.replace(eval_set, path=f"{eval_set.path}@[1:-1]")
+    loaded = load_set(sliced)
+    assert [q.id for q in loaded.questions] == ["2", "3", "4"]
+    digest = loaded.data_digest
+    with open(eval_set.path, "a") as file:  # noqa: PTH123 - appends
+        file.write("\nmore")
+    assert load_set(msgspec.structs.replace(sliced, path=f"{eval_set.path}@[1:4]")).data_digest == (
+        digest
+    )
+    (problem,) = problems_of(msgspec.structs.replace(sliced, path=f"{eval_set.path}@[:2]"))
+    assert f"{eval_set.path}@[:2] line 1: not valid JSON" in problem
+    (problem,) = problems_of(msgspec.structs.replace(sliced, path=f"{eval_set.path}@[9:]"))
+    assert problem.endswith("@[9:]: the slice takes none of its rows; give another one")
+
+
+@pytest.mark.parametrize("part", ["@[5]", "@[0:10:2]", "@[a:b]", "@[0:5"])
+def test_what_looks_like_a_slice_and_is_none_is_said(make_set: Any, part: str) -> None:
+    eval_set = make_set(ROWS)
+    (problem,) = problems_of(msgspec.structs.replace(eval_set, path=eval_set.path + part))
+    assert problem.endswith("what stands behind @ is no slice; write FILE@[a:b], such as @[0:100]")
+
+
+def test_a_set_that_can_never_have_enough_samples_is_refused(make_set: Any) -> None:
+    (problem,) = problems_of(make_set(ROWS, n_samples_per_eval_prompt=2, min_eval_samples=5))
+    assert "2 questions make 4 samples, fewer than min_eval_samples = 5; raise" in problem
+    assert load_set(make_set(ROWS, min_eval_samples=2)).n_samples == 2

@@ -2,6 +2,7 @@ import json
 import os
 import stat
 import time
+import tracemalloc
 from pathlib import Path
 
 import msgspec
@@ -43,15 +44,15 @@ def test_where_samples_lie() -> None:
 def test_scored_samples_of_the_same_weights_and_config_come_back(tmp_path: Path) -> None:
     journal = SampleJournal(tmp_path / "point", "set", file_mode=0o640)
     assert journal.load("d", "c") == {}
-    kept = [sample(0), sample(1, score=0.0)]
+    kept = [sample(0), sample(1, score=0.0, truncated=True)]
     others = [sample(2, digest="e"), sample(3, config="e")]
     others += [sample(4, status) for status in ("error", "grader_error", "timeout")]
     for record in kept + others:
         journal.append(record)
     journal.close()
-    texts = {"response": "", "reference": None, "grader_reason": ""}
-    without_texts = [msgspec.structs.replace(record, **texts) for record in kept]
-    assert list(journal.load("d", "c").values()) == without_texts
+    loaded = journal.load("d", "c")
+    assert {key: one.score for key, one in loaded.items()} == {("q", 0): 1.0, ("q", 1): 0.0}
+    assert [one.truncated for one in loaded.values()] == [False, True]
     assert json.loads(lines(journal)[0])["response"] == "ünï\n"
     assert stat.S_IMODE(journal.path.stat().st_mode) == 0o640
 
@@ -109,6 +110,23 @@ def test_a_torn_journal_gives_back_its_whole_lines_and_takes_more(
     assert len(lines(journal)) == expected + 1
 
 
+def test_a_long_journal_is_read_a_line_at_a_time(tmp_path: Path) -> None:
+    journal = SampleJournal(tmp_path, "set")
+    for number in range(200):
+        # longer than what is looked at in one step from the end
+        journal.append(sample(number, response="x" * 100_000))
+    journal.close()
+    with journal.path.open("ab") as file:
+        file.write(b'{"question": "' + b"y" * 300_000)
+    whole_bytes = journal.path.stat().st_size
+    tracemalloc.start()
+    assert len(journal.load("d", "c")) == 200
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < whole_bytes / 20
+    assert len(lines(journal)) == 200
+
+
 def test_a_last_line_that_is_no_json_is_cut_and_one_in_the_middle_passed_by(
     tmp_path: Path,
 ) -> None:
@@ -158,10 +176,10 @@ def test_a_journal_that_cannot_be_read_is_not_appended_to(
     journal = SampleJournal(tmp_path, "set")
     journal.append(sample(0))
 
-    def broken(_path: Path) -> bytes:
+    def broken(_path: Path, _mode: str) -> bytes:
         raise OSError("bad disk")
 
-    monkeypatch.setattr(Path, "read_bytes", broken)
+    monkeypatch.setattr(Path, "open", broken)
     with pytest.raises(OSError, match="bad disk"):
         journal.close()
     monkeypatch.undo()

@@ -128,37 +128,70 @@ def test_a_run_that_begins_again_logs_only_what_it_measures_itself(
         assert len([entry for entry in job.state.log_history if "eval/a" in entry]) == 3
 
 
+class Stop(Reporter):
+    """Stops the training when the Trainer has evaluated this step."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self.at = at
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        del args
+        control.should_training_stop = state.global_step == self.at
+
+
+@pytest.mark.parametrize("every", ["steps", "epoch"])
+@pytest.mark.parametrize("speaks", [True, False], ids=["", "a log that shows callbacks nothing"])
 def test_the_last_weights_are_not_the_best_ones_that_the_trainer_loads_at_its_end(
-    node: Node, tmp_path: Path
+    node: Node, tmp_path: Path, every: str, speaks: bool
 ) -> None:
-    """Early stop off cadence; load_best_model_at_end changes the weights before on_train_end."""
-
-    class Stop(Reporter):
-        def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            del args
-            control.should_training_stop = state.global_step == 3
-
-    reporter = Stop()
+    """An early stop, after which load_best_model_at_end changes the weights."""
+    last = 3 if every == "steps" else 16
+    reporter = Stop(last)
     job = trainer(
         tmp_path / "out",
-        callbacks=[reporter],
-        max_steps=9,
-        eval_strategy="steps",
+        max_steps=25,
+        eval_strategy=every,
         eval_steps=1,
-        save_strategy="steps",
+        save_strategy=every,
         save_steps=1,
         load_best_model_at_end=True,
         metric_for_best_model="loss",
         greater_is_better=True,  # the best is the first: it only gets better from there
         learning_rate=1e-2,
     )
-    node.callback(job)
+    node.callback(job, interval=10)
+    job.add_callback(reporter)  # it stops the training behind evald's back
+    if not speaks:
+        job.log = lambda *_: None
     job.train()
-    assert job.state.best_global_step == 1
-    assert node.ended() == steps(2, 3)
-    assert node.exporter.exported == {step: reporter.weights[step] for step in (2, 3)}
-    assert node.exporter.final == [3]
-    assert sorted(logged(job)) == [0, 2, 3]
+    assert job.state.global_step == last
+    assert job.state.best_global_step == (1 if every == "steps" else 8)
+    due = [step for step in (10,) if step < last]
+    assert node.ended() == steps(*due, last)
+    assert node.exporter.exported == {step: reporter.weights[step] for step in (*due, last)}
+    assert node.exporter.final == [last]
+    assert sorted(logged(job)) == [0, *due, last]
+
+
+def test_a_stop_at_the_end_of_an_epoch_that_is_not_saved(node: Node, tmp_path: Path) -> None:
+    reporter = Stop(16)
+    job = trainer(
+        tmp_path / "out",
+        callbacks=[reporter],
+        max_steps=25,
+        eval_strategy="epoch",
+        save_strategy="best",  # which the last epoch is not
+        load_best_model_at_end=True,
+        metric_for_best_model="loss",
+        greater_is_better=True,
+        learning_rate=1e-2,
+    )
+    node.callback(job, steps=())
+    job.log = lambda *_: None
+    job.train()
+    assert job.state.best_global_step == 8
+    assert node.exporter.exported == {16: reporter.weights[16]}
 
 
 @pytest.mark.parametrize("seen", [False, True], ids=["ended while it was down", "logged before"])
@@ -190,6 +223,7 @@ def test_a_resumed_job_goes_on_without_a_gap_or_a_second_baseline(
     job.train(resume_from_checkpoint=True)
     assert job.state.global_step == 5
     assert node.ended() == steps(2, 3, 4, 5)
+    assert node.exporter.exported[3] == first.weights[3]  # its own bytes
     assert logged(job) == {0: 0.0, 2: 0.02, 3: 0.03, 4: 0.04, 5: 0.05}
     assert second.steps_with("eval_a") == ([3, 4, 5] if seen else [0, 2, 3, 4, 5])
 

@@ -1,0 +1,1 @@
+"""Kind ``custom``: the user's generate function, in processes of its own."""
