@@ -20,6 +20,7 @@ _COMMANDS = {
     "eval": "evaluate one snapshot directory, without a daemon",
     "status": "show what the daemon is doing",
     "ctl": "retry, skip or abort a step, pause, resume, drain, restart or release an engine",
+    "regrade": "grade stored samples again, without a GPU, as new revisions",
     "push": "bring a finished snapshot directory to an eval node, checked there, marker last",
     "tail": "follow the ledger, one JSON record a line",
     "wait": "wait until exactly N points have ended",

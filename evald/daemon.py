@@ -27,6 +27,8 @@ from evald.postures.build import build_posture
 from evald.postures.contract import Posture
 from evald.preflight import Preflight
 from evald.prompt_check import Job, check_prompts_apart
+from evald.regrade.regrader import Regrader, make_workers
+from evald.regrade.service import RegradeService
 from evald.results.ledger import Ledger
 from evald.results.records import Alert
 from evald.run_ends import RunEnds
@@ -43,6 +45,8 @@ log = structlog.get_logger(__name__)
 
 #: more than ever work at the same time beside one for each point in flight; most stay unmade.
 _THREADS = 24
+#: processes that grade stored samples again: points that run need the others.
+_REGRADE_WORKERS = 2
 
 
 class _Stopped(Exception):
@@ -95,6 +99,8 @@ class Daemon:
                     posture=posture,
                     retention=retention,
                     index=ledger.index,
+                    next_key=self._intake.take_revision,
+                    regrades=self._regrades,
                     stop=self._stop.set,
                 ),
             )
@@ -131,6 +137,19 @@ class Daemon:
             baseline_step=config.dispatch.baseline_step,
             shared=config.shared is not None,
         )
+        self._regrades = RegradeService(
+            lambda: Regrader(
+                self._checked.sets,
+                ledger=ledger,
+                results=config.results,
+                aggregates=config.aggregate,
+                max_error_share=config.dispatch.max_error_share,
+                next_key=self._intake.take_revision,
+                is_open=self._dispatcher.is_open,
+                workers=make_workers(self._checked.sets, _REGRADE_WORKERS),
+                environ=self._checked.environ,
+            )
+        )
 
     async def _serve(self, posture: Posture, board: Board) -> None:
         try:
@@ -139,6 +158,7 @@ class Daemon:
                     ("engines", posture.run()),
                     ("staging", self._intake.run()),
                     ("dispatch", self._dispatcher.run()),
+                    ("regrade", self._regrades.run()),
                     ("status", board.run()),
                     ("ready", self._announce()),
                 ):
@@ -247,6 +267,7 @@ class Daemon:
             ended=self._ledger.index.outcome_counts(),
             engines=self._posture.engines(),
             staging=self._intake.view(),
+            regrades=self._regrades.views(),
             last_seq=self._ledger.last_seq,
             listen=self._server.listen,
         )

@@ -11,7 +11,8 @@ import structlog
 
 from evald.config import Dispatch
 from evald.errors import EvaldError
-from evald.measure import Measure, skipped_record
+from evald.judge import skipped_record
+from evald.measure import Measure
 from evald.point import EvalPoint, Kind, Outcome, PointKey, SkipReason, Snapshot
 from evald.results.ledger import Ledger
 from evald.results.records import Accepted, PointRecord, SetRecord

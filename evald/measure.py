@@ -10,19 +10,14 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from evald import __version__
 from evald.config import Dispatch
 from evald.errors import EvalSkip, SnapshotGone, Superseded, Unhealthy
-from evald.point import EvalPoint, Outcome, SkipReason, Snapshot, Timings
-from evald.postures.contract import PointResult, Posture, SetResult
+from evald.judge import judge, skipped_record
+from evald.point import EvalPoint, SkipReason, Snapshot, Timings
+from evald.postures.contract import Posture, SetResult
 from evald.results.records import PointRecord, SetRecord
 from evald.staging.digest import content_digest, fingerprint
-from evald.text import one_line
 
-#: share of samples cut by a deadline above which what is left is no measurement.
-_MAX_TIMEOUT_SHARE = 0.5
 #: within that the engines' own task has ended the daemon.
 _STOP_COMES_S = 10.0
 #: a checkpoint that its trainer deletes is gone within that, file by file.
@@ -83,11 +78,20 @@ class Measure:
             result = await self._posture.measure(
                 point, prepared, digest=life.digest or "", deadline=deadline, stages=life
             )
-            return self._judge(life, result)
+            return judge(
+                point,
+                result,
+                digest=life.digest,
+                timings=life.finish(),
+                sets=life.sets,
+                max_error_share=self._config.max_error_share,
+            )
         except EvalSkip as skip:
             if self._is_stopping(skip):
                 await asyncio.sleep(_STOP_COMES_S)
-            return skipped_record(point, skip.reason, skip.detail, life=life)
+            return skipped_record(
+                point, skip.reason, skip.detail, timings=life.finish(), digest=life.digest
+            )
 
     def _is_stopping(self, skip: EvalSkip) -> bool:
         """Tell whether no engine is left, which stops the daemon: the point resumes later."""
@@ -119,53 +123,6 @@ class Measure:
             ) from error
         return prepared
 
-    def _judge(self, life: _Life, result: PointResult) -> PointRecord:
-        counts = result.counts
-        failed = counts.n_error + counts.n_grader_error + counts.n_timeout
-        total = max(counts.n_total, 1)
-        summary = (
-            f"{failed} of {counts.n_total} samples have no score: {counts.n_error} failed, "
-            f"{counts.n_timeout} timed out, {counts.n_grader_error} could not be graded"
-        )
-        if result.problem:
-            summary += f"; the first: {result.problem}"
-        provenance = {**result.provenance, "snapshot": life.digest, "evald": __version__}
-        if counts.n_timeout / total > _MAX_TIMEOUT_SHARE or (failed and counts.n_scored == 0):
-            late = counts.n_timeout >= max(counts.n_error, counts.n_grader_error)
-            reason = SkipReason.DEADLINE if late else SkipReason.CRASHED
-            record = skipped_record(life.point, reason, summary, life=life)
-            return msgspec.structs.replace(record, counts=counts, provenance=provenance)
-        if life.too_few:
-            summary += f"; fewer than min_eval_samples: {', '.join(life.too_few)}"
-        # the worst set decides: a set that failed must not hide behind a large one
-        partial = life.worst_error_share > self._config.max_error_share or bool(life.too_few)
-        timings = life.finish()
-        key, snapshot = life.point.key, life.point.snapshot
-        metrics = dict(result.metrics)
-        metrics["eval/step"] = key.step
-        metrics["eval/duration_seconds"] = timings.total_s - timings.queued_s
-        if snapshot.export_s is not None:
-            metrics["eval/export_time_seconds"] = snapshot.export_s
-        return PointRecord(
-            run=key.run,
-            step=key.step,
-            revision=key.revision,
-            record_id=key.record_id,
-            kind=key.kind,
-            outcome=Outcome.PARTIAL if partial else Outcome.OK,
-            detail=one_line(summary) if failed else "",
-            counts=counts,
-            timings=timings,
-            engines=result.engines,
-            weight_versions=result.weight_versions,
-            provenance=provenance,
-            metrics=metrics,
-            curve_breaks=result.curve_breaks,
-            directory=str(snapshot.directory),
-            fingerprint=snapshot.fingerprint,
-            digest=life.digest,
-        )
-
 
 class _Life:
     """One point on its way: fulfils ``contract.Stages``, keeps stage times and set records."""
@@ -181,10 +138,8 @@ class _Life:
     ) -> None:
         self.point = point
         self.digest = point.snapshot.digest
-        #: of the sets that are done: the largest share of samples without a score.
-        self.worst_error_share = 0.0
-        #: sets that are done with fewer scored samples than they must have.
-        self.too_few: list[str] = []
+        #: those that are done.
+        self.sets: list[SetResult] = []
         self._marker = marker
         self._on_state = on_state
         self._on_set = on_set
@@ -213,12 +168,7 @@ class _Life:
             seconds=result.seconds,
             metrics={**result.metrics, "eval/step": key.step},
         )
-        counts = result.counts
-        if result.too_few:
-            self.too_few.append(result.name)
-        if counts.n_total:
-            share = 1 - counts.n_scored / counts.n_total
-            self.worst_error_share = max(self.worst_error_share, share)
+        self.sets.append(result)
         await self._on_set(record)
 
     async def check_unchanged(self) -> None:
@@ -259,29 +209,6 @@ class _Life:
             so_far = getattr(self._timings, self._stage)
             setattr(self._timings, self._stage, so_far + now - self._mark)
         self._mark = now
-
-
-def skipped_record(
-    point: EvalPoint, reason: str, detail: str, *, life: _Life | None = None
-) -> PointRecord:
-    """Build the terminal record of a point that has no score."""
-    key, snapshot = point.key, point.snapshot
-    return PointRecord(
-        run=key.run,
-        step=key.step,
-        revision=key.revision,
-        record_id=key.record_id,
-        kind=key.kind,
-        outcome=Outcome.SKIPPED,
-        reason=str(reason),
-        detail=one_line(detail),
-        timings=life.finish() if life else Timings(validate_s=snapshot.validate_s),
-        metrics={"eval/step": key.step, f"eval/skipped_{reason}": 1},
-        # a step that the trainer skipped never had one
-        directory="" if snapshot.directory == Path() else str(snapshot.directory),
-        fingerprint=snapshot.fingerprint,
-        digest=life.digest if life else snapshot.digest,
-    )
 
 
 def _gone(snapshot: Snapshot) -> SnapshotGone:

@@ -12,6 +12,9 @@ from evald.dispatch import Dispatcher
 from evald.errors import EvaldError
 from evald.point import SHARED, EvalPoint, Kind, PointKey, Snapshot
 from evald.postures.contract import Posture
+from evald.regrade.plan import What
+from evald.regrade.revision import NextKey
+from evald.regrade.service import RegradeService
 from evald.results.index import PointIndex, PointState
 from evald.staging.retention import Retention
 from evald.status.command import Command
@@ -20,7 +23,10 @@ log = structlog.get_logger(__name__)
 
 
 class Operations:
-    """Carries out commands; ``run`` is the run id where a command names none."""
+    """Carries out commands; ``run`` is the run id where a command names none.
+
+    ``next_key`` gives a revision of a step that nobody else has.
+    """
 
     def __init__(
         self,
@@ -30,6 +36,8 @@ class Operations:
         posture: Posture,
         retention: Retention,
         index: PointIndex,
+        next_key: NextKey,
+        regrades: RegradeService,
         stop: Callable[[], None],
     ) -> None:
         self._run = run
@@ -37,6 +45,8 @@ class Operations:
         self._posture = posture
         self._retention = retention
         self._index = index
+        self._next_key = next_key
+        self._regrades = regrades
         self._stop = stop
 
     async def __call__(self, command: Command) -> str:
@@ -44,21 +54,30 @@ class Operations:
         log.info("operator", **msgspec.to_builtins(command))
         match command.verb:
             case "retry":
-                return await self._retry(command.run or self._run, _step(command))
+                said = await self._retry(command.run or self._run, _step(command))
             case "skip" | "abort":
-                return await self._end(command.run or self._run, _step(command), command)
+                said = await self._end(command.run or self._run, _step(command), command)
             case "pause" | "resume":
                 self._dispatcher.pause(paused=command.verb == "pause")
-                return "what queues is held back" if command.verb == "pause" else "points start"
+                said = "what queues is held back" if command.verb == "pause" else "points start"
             case "drain":
                 self._stop()
-                return "the daemon drains and stops"
+                said = "the daemon drains and stops"
             case "restart":
                 await self._posture.restart(_engine(command))
-                return f"{command.engine} restarts"
+                said = f"{command.engine} restarts"
             case "release":
                 await self._posture.release(_engine(command))
-                return f"{command.engine} is released from quarantine"
+                said = f"{command.engine} is released from quarantine"
+            case "regrade":
+                what = What(
+                    run=command.run or self._run,
+                    steps=command.steps,
+                    sets=command.sets,
+                    expects=command.expects,
+                )
+                said = await self._regrades.start(what, command.ticket)
+        return said
 
     async def _end(self, run: str, step: int, command: Command) -> str:
         why = command.why or "no reason given"
@@ -89,13 +108,13 @@ class Operations:
                 f"cannot retry step {step} of run {run}: its snapshot {last.directory} is deleted; "
                 "drop it again"
             )
-        point = _again(last)
+        key = self._next_key(run, step, last.key.kind)
+        point = _again(key, last)
         await self._dispatcher.offer(point)
         return f"{point.key} is queued"
 
 
-def _again(state: PointState) -> EvalPoint:
-    key = PointKey(state.key.run, state.key.step, state.key.revision + 1, state.key.kind)
+def _again(key: PointKey, state: PointState) -> EvalPoint:
     snapshot = Snapshot(
         run=key.run,
         step=key.step,

@@ -41,9 +41,10 @@ class FakePosture:
         self.finish_reason = "stop"
         #: characters of a token in its answers.
         self.token_chars = 1
+        self.step = 7
 
     async def generate(self, pin: Pin, request: GenerateRequest) -> list[Generation]:
-        assert pin.target.step == 7
+        assert pin.target.step == self.step
         self.requests.append(request)
         self.in_flight += len(request.sampling)
         self.peak = max(self.peak, self.in_flight)
@@ -76,10 +77,10 @@ class FakePosture:
         return Pin(target=target, weight_versions={"engine-0": LABEL})
 
     async def unpin(self, pin: Pin) -> None:
-        assert pin.target.step == 7
+        assert pin.target.step == self.step
 
     async def confirm(self, pin: Pin) -> None:
-        assert pin.target.step == 7
+        assert pin.target.step == self.step
 
     async def restart(self, engine: str) -> None:
         raise EvaldError(engine)

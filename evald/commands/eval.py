@@ -58,7 +58,8 @@ def run(args: argparse.Namespace) -> int:
 
 async def _evaluate(config: Config, directory: Path, step: int) -> PointRecord:
     from evald.errors import EvaldError
-    from evald.measure import Measure, skipped_record
+    from evald.judge import skipped_record
+    from evald.measure import Measure
     from evald.point import EvalPoint, PointKey, Snapshot
     from evald.postures.build import build_posture
     from evald.preflight import preflight

@@ -15,6 +15,9 @@
             ]
             answer = await client.generate(messages)
         return Result(answer.text, messages=messages)
+
+A config of miles or slime names such a function in ``custom_generate_function_path``; the signature
+is always this one, not theirs.
 """
 
 from __future__ import annotations

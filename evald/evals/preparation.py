@@ -148,8 +148,7 @@ class Preparation:
                 if loaded.eval_set.tokenizer == "base":
                     raise EvalSkip(sentence) from error
                 raise InvalidSnapshot(f"{sentence} (it uses the snapshot's tokenizer)") from error
-        whole = [loaded.config_digest, source.tokenizer, source.template]
-        digest = xxhash.xxh3_128_hexdigest(msgspec.json.encode(whole))
+        digest = whole_digest(loaded, source.tokenizer, source.template)
         return PreparedSet(loaded, encoded[loaded.name], digest)
 
     def _encode_set(self, loaded: LoadedSet, source: _Source) -> list[Encoded]:
@@ -175,6 +174,12 @@ class Preparation:
         if long := too_long(loaded, prompts):
             log.warning("prompts_too_long", set=loaded.name, questions=name_some(long))
         return prompts
+
+
+def whole_digest(loaded: LoadedSet, tokenizer: str | None, template: str | None) -> str:
+    """Digest of all that a score depends on but the weights; of a set at one point."""
+    whole = [loaded.config_digest, tokenizer, template]
+    return xxhash.xxh3_128_hexdigest(msgspec.json.encode(whole))
 
 
 def too_long(loaded: LoadedSet, prompts: list[Encoded]) -> list[str]:

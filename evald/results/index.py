@@ -23,6 +23,8 @@ class PointState(msgspec.Struct, kw_only=True):
     end_seq: int = 0
     #: record ids of its set records, in order.
     set_ids: list[str] = msgspec.field(default_factory=list)
+    #: config digests of the sets that it was measured with, by name.
+    set_configs: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 class SetSeen(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,22 +87,37 @@ class PointIndex:
 
     def _end(self, record: PointRecord) -> None:
         state = self._state(point_key(record))
+        if not state.directory:
+            self._inherit(state, record.fingerprint)
         state.directory = record.directory or state.directory
         state.fingerprint = record.fingerprint or state.fingerprint
         state.digest = record.digest or state.digest
         state.outcome = record.outcome
         state.end_seq = record.seq
         if record.outcome is not Outcome.SKIPPED:
-            self._see_sets(record)
+            self._see_sets(state, record)
 
-    def _see_sets(self, record: PointRecord) -> None:
+    def _inherit(self, state: PointState, fingerprint: str) -> None:
+        """Know the snapshot of a point that was graded again: it never was accepted by itself."""
+        key = state.key
+        for other in self._by_step[key.run, key.kind, key.step]:
+            if other is not state and fingerprint and other.fingerprint == fingerprint:
+                state.size_bytes, state.final = other.size_bytes, other.final
+                state.owned = other.owned
+
+    def _see_sets(self, state: PointState, record: PointRecord) -> None:
         """Remember with what the sets of a measured point were measured."""
         told = record.provenance.get("sets")
+        seen = self._sets.setdefault(record.run, {})
         for name, one in told.items() if isinstance(told, dict) else ():
             # (a black box says what it wants)
-            if isinstance(one, dict) and isinstance(one.get("config"), str):
-                seen = msgspec.convert({**one, "step": record.step}, SetSeen)
-                self._sets.setdefault(record.run, {})[name] = seen
+            if not isinstance(one, dict) or not isinstance(one.get("config"), str):
+                continue
+            state.set_configs[name] = one["config"]
+            # grading an earlier step again does not make it the newest
+            again = "regraded_from" in record.provenance
+            if not again or name not in seen or seen[name].step <= record.step:
+                seen[name] = msgspec.convert({**one, "step": record.step}, SetSeen)
 
     def _state(self, key: PointKey) -> PointState:
         """Return the state of ``key``, made on first sight.

@@ -17,12 +17,14 @@ _BATCH_BYTES = 1 << 20
 class StoredSamples:
     """The samples of one snapshot and config in a journal; the newest of each counts.
 
-    Lines that cannot be read (a torn one) and those of others are passed by. Blocking; both
-    methods read the file once, and raise OSError.
+    ``n_samples``: of each question; what has a higher number is not the point's. Lines that cannot
+    be read (a torn one) and those of others are passed by. Blocking; both methods read the file
+    once, and raise OSError.
     """
 
-    def __init__(self, path: Path, digest: str, config: str) -> None:
+    def __init__(self, path: Path, digest: str, config: str, *, n_samples: int) -> None:
         self._path = path
+        self._n_samples = n_samples
         self._mine = (digest, config)
         #: where the lines begin that count.
         self._offsets: set[int] = set()
@@ -35,7 +37,7 @@ class StoredSamples:
                 one = _records.decode(line)
             except msgspec.DecodeError:
                 continue
-            if (one.digest, one.config) == self._mine:
+            if (one.digest, one.config) == self._mine and one.sample < self._n_samples:
                 newest[one.question, one.sample] = offset
         self._offsets = set(newest.values())
         return len(self._offsets)

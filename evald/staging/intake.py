@@ -10,7 +10,7 @@ import structlog
 
 from evald.config import Staging
 from evald.errors import EvaldError, SnapshotGone
-from evald.point import PointKey
+from evald.point import Kind, PointKey
 from evald.results.index import PointIndex
 from evald.staging.alerts import Alerting, Alerts
 from evald.staging.candidate import Candidate, Reader, check_snapshot
@@ -112,6 +112,10 @@ class Intake:
             snapshots=len(self._seen),
             max_bytes=self._config.max_bytes,
         )
+
+    def take_revision(self, run: str, step: int, kind: Kind) -> PointKey:
+        """Give the next revision of a step away: no snapshot will get it."""
+        return self._revisions.take(run, step, kind)
 
     async def run(self) -> None:
         """Take in snapshots until cancelled; raises EvaldError when there can be no root."""

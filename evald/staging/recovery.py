@@ -46,7 +46,9 @@ class Recovery:
             if state.outcome is not None or self._revisions.is_given(state.key):
                 continue
             directory = Path(state.directory)
-            if state.owned or directory.is_relative_to(self._root):
+            if not state.directory:
+                await self._cut_short(state)
+            elif state.owned or directory.is_relative_to(self._root):
                 await self._lose(state, rewritten=self._is_present(directory))
             else:
                 await self._outside(state)
@@ -73,6 +75,15 @@ class Recovery:
             await self._offer_as(state.key, candidate)
         else:
             await self._lose(state, rewritten=True)
+
+    async def _cut_short(self, state: PointState) -> None:
+        """End a revision that has set records and was never accepted: a regrade was writing it."""
+        detail = (
+            f"the daemon was killed while it wrote {state.key}, earlier samples that were graded "
+            "again; ask for that once more"
+        )
+        self._revisions.give(state.key, None)
+        await self._offer(LostPoint(state.key, Path(), detail, SkipReason.ABORTED))
 
     async def _lose(self, state: PointState, *, rewritten: bool) -> None:
         if rewritten:

@@ -70,6 +70,14 @@ class Revisions:
         if not self._index.revisions(*of_step) and not self._by_step.get(of_step):
             self.give(key, None)
 
+    def take(self, run: str, step: int, kind: Kind) -> PointKey:
+        """Give the next revision of a step to somebody who has no snapshot to offer."""
+        keys = [state.key for state in self._index.revisions(run, step, kind)]
+        keys += self._by_step.get((run, step, kind), ())
+        key = PointKey(run, step, max((key.revision for key in keys), default=-1) + 1, kind)
+        self.give(key, None)
+        return key
+
     def is_given(self, key: PointKey) -> bool:
         """Tell whether ``key`` was offered in this life."""
         return key in self._given

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 #: header of ``/records``: the newest seq; a reader that is beyond it has read another ledger.
@@ -57,6 +59,23 @@ class StagingView(msgspec.Struct, kw_only=True):
     max_bytes: int | None = None
 
 
+class RegradeView(msgspec.Struct, kw_only=True):
+    """Stored samples that are, or were, graded again on an operator's word."""
+
+    #: as its asker has named it.
+    ticket: str
+    run: str
+    state: Literal["running", "done", "failed"] = "running"
+    points: int
+    points_done: int = 0
+    #: of the point that is graded now.
+    samples: int = 0
+    samples_done: int = 0
+    #: sentences for people: the newest of ``n_said`` (points that are done, why it failed).
+    said: list[str] = []
+    n_said: int = 0
+
+
 class StatusView(msgspec.Struct, kw_only=True):
     """Everything that status shows."""
 
@@ -79,6 +98,8 @@ class StatusView(msgspec.Struct, kw_only=True):
     ended: dict[str, int] = {}
     engines: list[EngineView] = []
     staging: StagingView | None = None
+    #: the newest ones.
+    regrades: list[RegradeView] = []
     last_seq: int = 0
     #: TCP address at which the daemon can be asked with its token; None: none.
     listen: str | None = None

@@ -76,10 +76,12 @@ class Held:
         self.jobs: list[tuple[Job, list[Any]]] = []
 
     def take(self, job: Job, tensors: list[Any]) -> None:
-        """Copy the tensors; they are there, and may change, only after the buffer's ``wait``."""
+        """Copy the tensors: complete, and free to change, only after the buffer's ``wait``."""
         if self.failure is None:
             try:
                 self.jobs.append((job, self._buffer.copy_all(job.part.specs, tensors)))
+                if not job.part.piece.is_in_place:
+                    self._buffer.flush()  # lets go of what was made or gathered
             except Exception as error:  # noqa: BLE001 - told to all ranks by the export
                 self.failure = error
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from evald.trainer.gather import full_shape, full_tensor
+from evald.trainer.gather import full_shape, full_tensor, is_sharded
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +51,17 @@ class Piece:
         parts = [full_tensor(tensor, keep=keep, name=name) for tensor in self.inputs]
         return parts if keep else []
 
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the outputs are the model's own memory, and not made for the snapshot."""
+        return self.build is _as_they_are and not any(map(is_sharded, self.inputs))
+
     def make(self, parts: list[Any]) -> list[Any]:
-        """Return the outputs, of the types that ``outputs`` say."""
+        """Return the outputs, in their own types: who takes them converts."""
+        if self.build is _as_they_are:
+            return parts
         with torch.no_grad():
-            made = self.build(parts)
-            return [tensor.to(spec.dtype) for tensor, spec in zip(made, self.outputs, strict=True)]
+            return self.build(parts)
 
 
 def one_to_one(name: str, tensor: Any) -> Piece:
@@ -81,6 +87,6 @@ def chained(
 
 
 def converted(piece: Piece, convert: Callable[[Any], Any]) -> Piece:
-    """Return the piece with each output's type replaced by ``convert(type)``."""
+    """Return the piece with the type of each output replaced by ``convert(type)``."""
     outputs = tuple(replace(spec, dtype=convert(spec.dtype)) for spec in piece.outputs)
     return replace(piece, outputs=outputs)

@@ -138,14 +138,14 @@ class ShardWriter:
             raise
 
     def add(self, tensor: Any) -> bool:
-        """Write the next tensor; return whether it was the last."""
+        """Write the next tensor, in the type planned; return whether it was the last."""
         spec = self._specs[self._done]
-        if tuple(tensor.shape) != spec.shape or tensor.dtype != spec.dtype:
+        if tuple(tensor.shape) != spec.shape:
             raise ExportError(
-                f"{spec.name} was planned as {spec.dtype} {list(spec.shape)} and came as "
-                f"{tensor.dtype} {list(tensor.shape)}"
+                f"{spec.name} was planned with shape {list(spec.shape)} and came with "
+                f"{list(tensor.shape)}: the model has changed meanwhile, or this is a bug of evald"
             )
-        self._write(content(tensor))
+        self._write(content(tensor.detach().to(spec.dtype)))
         self._done += 1
         return self._done == len(self._specs)
 
@@ -214,8 +214,8 @@ def header(specs: Iterable[TensorSpec]) -> bytes:
 
 
 def content(tensor: Any) -> memoryview:
-    """Return a tensor's bytes: its own memory if it is contiguous and on the CPU, else a copy."""
-    flat = tensor.detach().to("cpu").contiguous().reshape(-1)
+    """Return the bytes of a tensor on the CPU: its own memory if it is contiguous, else a copy."""
+    flat = tensor.contiguous().reshape(-1)
     if flat.numel() == 0:
         return memoryview(b"")
     return memoryview(flat.view(torch.uint8).numpy())

@@ -53,6 +53,8 @@ def plan_pieces(
         pieces = _mapping_pieces(weights, base_names)
     else:
         return None
+    if dtype is None:
+        return pieces
     return [converted(piece, lambda own: target_type(own, dtype)) for piece in pieces]
 
 

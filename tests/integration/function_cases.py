@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from evald.custom import Client, GenerationError, Question, Result
@@ -22,53 +23,109 @@ async def echo(client: Client, question: Question) -> str:
 async def misbehave(client: Client, question: Question) -> str | Result:
     """Do what the metadata says."""
     answer = await client.generate(question.prompt)
-    match question.metadata:
-        case "raise":
-            raise ValueError("no such tool:\n  hammer")
-        case "hang":
+    if question.metadata is None:
+        return answer.text
+    result: str | Result = await CASES[question.metadata](client)
+    return result
+
+
+async def fail(_client: Client) -> str:
+    raise ValueError("no such tool:\n  hammer")
+
+
+async def wait(_client: Client) -> str:
+    await asyncio.sleep(1.0)
+    return "7"
+
+
+async def hang(_client: Client) -> str:
+    await asyncio.sleep(ENDLESS_S)
+    return "7"
+
+
+async def be_deaf(_client: Client) -> str:
+    """Go on, whatever cancels it."""
+    while True:
+        try:
             await asyncio.sleep(ENDLESS_S)
-        case "deaf":
-            # whatever cancels it, it goes on
-            while True:
-                try:
-                    await asyncio.sleep(ENDLESS_S)
-                except asyncio.CancelledError:
-                    print("not me")
-        case "block":
-            time.sleep(ENDLESS_S)
-        case "kill":
-            print("last words", file=sys.stderr)
-            os.kill(os.getpid(), signal.SIGKILL)
-        case "exit":
-            sys.exit(3)
-        case "exit in a task":
-            await asyncio.create_task(_leave())
-        case "exit in a thread":
-            await asyncio.to_thread(os._exit, 4)
-        case "wait":
-            await asyncio.sleep(1.0)
-        case "nothing":
-            return Result("x", score=float("nan"))
-        case "no text":
-            return 7  # type: ignore[return-value] # what a user may do
-        case "half":
-            return Result("half a pair \ud83d", score=0.5, messages=["\ud83d"])
-        case "too long":
-            try:
-                await client.generate([5] * 3000)
-            except GenerationError as error:
-                return f"{error.kind}: {error}"
-        case "bad ids":
-            await client.generate([1, 2, 1_000_000])
-        case "bad sampling":
-            await client.generate("x", temprature=1.0)
-        case "own number":
-            return Result(answer.text, score=True, answer="seven", values={"calls": 1})
-    return answer.text
+        except asyncio.CancelledError:
+            print("not me")
 
 
-async def _leave() -> None:
-    sys.exit(5)
+async def block(_client: Client) -> str:
+    sleep = time.sleep
+    sleep(ENDLESS_S)
+    return "7"
+
+
+async def kill(_client: Client) -> str:
+    print("last words", file=sys.stderr)
+    os.kill(os.getpid(), signal.SIGKILL)
+    return "7"
+
+
+async def leave(_client: Client) -> str:
+    sys.exit(3)
+
+
+async def leave_in_a_task(client: Client) -> str:
+    return await asyncio.create_task(leave(client))
+
+
+async def leave_in_a_thread(_client: Client) -> str:
+    return await asyncio.to_thread(os._exit, 4)
+
+
+async def give_nan(_client: Client) -> Result:
+    return Result("x", score=float("nan"))
+
+
+async def give_a_number(_client: Client) -> int:
+    return 7
+
+
+async def give_half(_client: Client) -> Result:
+    return Result("half a pair \ud83d", score=0.5, messages=["\ud83d"])
+
+
+async def give_a_score(_client: Client) -> Result:
+    return Result("7", score=True, answer="seven", values={"calls": 1})
+
+
+async def ask_too_much(client: Client) -> str:
+    try:
+        await client.generate([5] * 3000)
+    except GenerationError as error:
+        return f"{error.kind}: {error}"
+    return "7"
+
+
+async def ask_with_bad_ids(client: Client) -> str:
+    return (await client.generate([1, 2, 1_000_000])).text
+
+
+async def ask_with_bad_sampling(client: Client) -> str:
+    return (await client.generate("x", temprature=1.0)).text
+
+
+CASES: dict[str, Callable[[Client], Awaitable[Any]]] = {
+    "raise": fail,
+    "wait": wait,
+    "hang": hang,
+    "deaf": be_deaf,
+    "block": block,
+    "kill": kill,
+    "exit": leave,
+    "exit in a task": leave_in_a_task,
+    "exit in a thread": leave_in_a_thread,
+    "nothing": give_nan,
+    "no text": give_a_number,
+    "half": give_half,
+    "own number": give_a_score,
+    "too long": ask_too_much,
+    "bad ids": ask_with_bad_ids,
+    "bad sampling": ask_with_bad_sampling,
+}
 
 
 async def talk(client: Client, question: Question) -> Result:

@@ -17,8 +17,8 @@ from typing import Any
 from math_verify import parse, verify
 
 # it has no types
-from sgl_eval._vendored.nemo_skills.evaluator import mcq  # type: ignore[import-untyped]
-from sgl_eval._vendored.nemo_skills.math_grader import (  # type: ignore[import-untyped]
+from sgl_eval._vendored.nemo_skills.evaluator import mcq
+from sgl_eval._vendored.nemo_skills.math_grader import (
     extract_answer,
     math_equal,
 )

@@ -112,6 +112,9 @@ class Stage:
     def logs(self) -> str:
         return "\n".join(path.read_text() for path in sorted(self.directory.rglob("*.log")))
 
+    def left_behind(self) -> list[Path]:
+        return [path for end in ("board", "pid") for path in self.directory.rglob(f"*.{end}")]
+
     def starts(self) -> int:
         return len(list(self.directory.rglob("*.log")))
 
@@ -123,8 +126,7 @@ async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
     yield stage
     await stage.functions.close()
     assert set(descendants(os.getpid())) <= before
-    assert not list(tmp_path.rglob("*.board"))
-    assert not list(tmp_path.rglob("*.pid"))
+    assert stage.left_behind() == []
 
 
 async def test_turns_tools_and_settings(stage: Stage) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from evald.evals import worker_pool
+from evald.evals import grading, worker_pool
 from evald.evals.graders import Grade, GraderFailed, Rules, Sample
 from evald.evals.grading import Grading
 from evald.evals.worker import GradeJob, answer, frame
@@ -92,6 +92,27 @@ async def test_cheap_graders_need_no_process(pool: WorkerPool) -> None:
         Rules("boxed_exact"), sample("\\boxed{1}", 1), timeout_s=1
     ) == Grade(1.0, answer="1", reason="answer: 1")
     assert worker_pids() == []
+
+
+async def test_answers_that_come_together_leave_the_loop_its_turns(
+    pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grading, "_STEP_S", 0.0)
+    turns = 0
+
+    async def tick() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    ticker = asyncio.create_task(tick())
+    one = Grading(pool)
+    await asyncio.gather(
+        *(one.grade(Rules("exact"), sample("1", 1), timeout_s=1) for _ in "x" * 20)
+    )
+    ticker.cancel()
+    assert turns >= 20
 
 
 async def test_a_hostile_answer_costs_itself_only(pool: WorkerPool) -> None:

@@ -13,7 +13,7 @@ import pytest
 from evald.config import Dispatch, Results, Staging
 from evald.dispatch import Dispatcher
 from evald.errors import EvaldError
-from evald.measure import skipped_record
+from evald.judge import skipped_record
 from evald.point import EvalPoint, Kind, Outcome, PointKey, SkipReason, Snapshot
 from evald.results.follow import read_records
 from evald.results.ledger import Ledger

@@ -121,9 +121,9 @@ class _SetFunctions:
         self._directory = directory
         self._env = env
         self._version = version
-        self._lanes = [_Lane(self._start) for _ in range(n_processes)]
+        self._lanes = [_Lane(self._start, f"process-{i}") for i in range(n_processes)]
         #: one sample at a time.
-        self._alone = _Lane(self._start)
+        self._alone = _Lane(self._start, "alone")
         self._alone_turn = asyncio.Lock()
         self._failed_starts = 0
         self._problem = ""
@@ -152,13 +152,13 @@ class _SetFunctions:
     def _failed(self, lost: Lost) -> GenerationFailed:
         return GenerationFailed("error", f"{self._setup.function}: {lost.detail}")
 
-    async def _start(self) -> FunctionProcess:
+    async def _start(self, lane: str) -> FunctionProcess:
         """Start a process; raises GenerationFailed, at once where it has failed too often."""
         if self._failed_starts >= MAX_FAILED_STARTS:
             raise GenerationFailed("error", self._problem)
         try:
             await self._refuse_other_version()
-            launched = await launch(self._setup, env=self._env, directory=self._directory)
+            launched = await launch(self._setup, env=self._env, directory=self._directory / lane)
         except NotStarted as fault:
             self._failed_starts += 1
             self._problem = f"cannot start {self._setup.function}: {fault}"
@@ -175,8 +175,9 @@ class _SetFunctions:
 class _Lane:
     """A place for one process after another."""
 
-    def __init__(self, start: Callable[[], Awaitable[FunctionProcess]]) -> None:
+    def __init__(self, start: Callable[[str], Awaitable[FunctionProcess]], name: str) -> None:
         self.n_running = 0
+        self._name = name
         self._start = start
         self._starting = asyncio.Lock()
         self._process: FunctionProcess | None = None
@@ -209,5 +210,5 @@ class _Lane:
                     f"the last {MAX_BARREN} processes of the function died before they had "
                     "finished a single sample; no more are started for this point",
                 )
-            self._process = await self._start()
+            self._process = await self._start(self._name)
             return self._process

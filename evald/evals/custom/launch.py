@@ -76,7 +76,9 @@ async def launch(setup: Setup, *, env: Mapping[str, str], directory: Path) -> La
             undo.pop_all()
     except TimeoutError as late:
         raise NotStarted(f"it was not imported within {START_TIMEOUT_S:g} s") from late
-    except OSError as error:
+    except NotStarted:
+        raise
+    except (EvaldError, OSError) as error:
         raise NotStarted(f"cannot start a process for it: {error}") from error
     return launched
 

@@ -96,7 +96,7 @@ class FunctionProcess:
             call.end()
             if self.usable and not call.outcome.done() and not call.gone.is_set():
                 # nobody waits for it any more, and a cancelled task has no time to await anything
-                self._writer.write(frame(Cancel(call.number)))
+                self._write(Cancel(call.number))
 
     def kill(self) -> None:
         """Kill it, and all that it has started; does not wait."""
@@ -229,7 +229,11 @@ class FunctionProcess:
             call.fail(Lost(detail, is_own=call.number == blamed, is_unclear=blamed == NOBODY))
 
     async def _send(self, message: ToProcess) -> None:
-        # (a lost connection is noticed where it is read)
+        self._write(message)
         with contextlib.suppress(ConnectionError):
-            self._writer.write(frame(message))
             await self._writer.drain()
+
+    def _write(self, message: ToProcess) -> None:
+        # (a lost connection is noticed where it is read)
+        if not self._writer.transport.is_closing():
+            self._writer.write(frame(message))

@@ -80,6 +80,8 @@ def probe(task: str, size: int) -> Found:
         made = [_make(task, size, seed) for seed in SEEDS]
     except (Unmakeable, TookTooLong) as error:
         return Found(unfit=Unfit.SETTINGS, by=str(error))
+    except (TypeError, ValueError) as error:
+        return Found(unfit=Unfit.NOT_JSON, by=str(error))
     found.digest = hashlib.sha256(json.dumps(made).encode()).hexdigest()
     for row in (row for part in made for row in part):
         found.unfit, found.by = _try(row)
@@ -91,7 +93,7 @@ def probe(task: str, size: int) -> Found:
 def _make(task: str, size: int, seed: int) -> list[dict[str, Any]]:
     with _limit(_MAKE_TIMEOUT_S):
         job = Job(task=task, config={}, size=size, seed=seed, prompt="{question}")
-        made: list[dict[str, Any]] = json.loads(json.dumps(list(rows(job))))
+        made: list[dict[str, Any]] = json.loads(json.dumps(list(rows(job)), allow_nan=False))
         return made
 
 

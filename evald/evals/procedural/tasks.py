@@ -18,6 +18,7 @@ class Unfit(enum.StrEnum):
     RUNS_CODE = "its verifier runs the answer as Python code"
     NO_REFERENCE = "it has no reference answers by which its verifier could be tried"
     REFERENCE = "its verifier refuses its own reference answer once that has been in a file"
+    NOT_JSON = "some of its questions hold what cannot be kept in a file"
     SETTINGS = "it makes nothing without settings of its own"
 
 

@@ -78,7 +78,7 @@ def test_sets_of_an_eval_yaml_are_checked_like_all_others(
 eval:
   defaults: {max_response_len: 8, apply_chat_template: false}
   datasets:
-    2024: {path: ../sums.jsonl@[-1:], rm_type: f1}
+    2024: {path: '../sums.jsonl@[-1:]', rm_type: f1}
     long: {path: long.jsonl, rm_type: math, n_samples_per_eval_prompt: 2}
 """)
     rows = [{"prompt": prompt, "label": "1"} for prompt in ("x", "x" * 3000)]

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from evald.config import EvalSet
 from evald.errors import ConfigError
 from evald.evals.chat_template import PromptError
+from evald.evals.custom.calls import Outcome, Serve
+from evald.evals.custom.functions import Work
 from evald.evals.kinds import Kind, kind_of
 from evald.evals.kinds.perplexity import cut_windows
 from evald.evals.prompts import ModelLimits, PromptEncoder, TokenizerFiles
@@ -55,6 +57,9 @@ class ScoringAsker:
             )
             for prompt, start in zip(prompts, score_from, strict=True)
         ]
+
+    async def run_function(self, work: Work, serve: Serve) -> Outcome:
+        raise AssertionError(work, serve)
 
 
 def encoder_of(directory: Path) -> PromptEncoder:

@@ -196,6 +196,7 @@ def test_memory_grows_and_is_used_again() -> None:
     for _ in range(3):
         buffer.clear()
         copies = buffer.copy_all(specs * 3, tensors * 3)
+        buffer.wait()
         assert_same(dict(enumerate(copies)), dict(enumerate(tensors * 3)))  # type: ignore[arg-type]
         assert all(copy.data_ptr() % 64 == 0 for copy in copies)
     addresses = [copy.data_ptr() for copy in copies]

@@ -103,12 +103,10 @@ def test_file_is_what_the_library_reads(
 
 
 def test_tensor_that_is_not_as_planned(tmp_path: Path) -> None:
-    for tensor in (torch.empty(3), torch.empty(2, dtype=torch.float64)):
-        path = tmp_path / str(tensor.dtype)
-        writer = ShardWriter(path, [TensorSpec("a", torch.float32, (2,))], hashes=True)
-        with pytest.raises(ExportError, match=r"a was planned as torch.float32 \[2\] and came as"):
-            writer.add(tensor)
-        writer.close()
+    writer = ShardWriter(tmp_path / "a", [TensorSpec("a", torch.float32, (2,))], hashes=True)
+    with pytest.raises(ExportError, match=r"a was planned with shape \[2\] and came with \[3\]"):
+        writer.add(torch.empty(3))
+    writer.close()
 
 
 def test_type_that_the_format_lacks() -> None:
