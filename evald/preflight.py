@@ -13,6 +13,7 @@ from evald.config import Attached, Config, Shared, Staging
 from evald.engines.prepare import FleetPlan, prepare_fleet
 from evald.errors import ConfigError, InvalidSnapshot, LedgerError
 from evald.evals.curve import CHANGED_REMEDY, CurveWatch
+from evald.evals.procedural.made import library_notes
 from evald.evals.ready_sets import ready_sets
 from evald.evals.sets import LoadedSet
 from evald.presets import PRESETS
@@ -68,9 +69,14 @@ def preflight(
     """
     environ = dict(environ)
     problems = _group(config)
-    data_dir = Path(config.results.dir) / "data" if keep_data else None
     modes = Modes() if problems else Modes.of(config.results)
-    sets, faults = ready_sets(config.eval, environ=environ, data_dir=data_dir, modes=modes)
+    sets, faults = ready_sets(
+        config.eval,
+        environ=environ,
+        data_dir=Path(config.results.dir) / "data",
+        keep_data=keep_data,
+        modes=modes,
+    )
     problems += faults
     base = _base_model(config, problems)
     problems += _python(config)
@@ -92,6 +98,7 @@ def preflight(
     if changed and config.dispatch.on_set_change == "refuse":
         raise ConfigError([f"{sentence}; {CHANGED_REMEDY}" for sentence in changed])
     notes = _notes(config, base) + (fleet.notes if fleet is not None else [])
+    notes += library_notes(config.eval)
     notes += [f"WARNING: {sentence}; its curve breaks" for sentence in changed]
     return Preflight(sets=sets, base=base, fleet=fleet, environ=environ, notes=notes)
 

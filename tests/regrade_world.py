@@ -10,6 +10,7 @@ from typing import Any
 from evaluator_world import FakePosture, InlineWorkers
 
 from evald.config import Aggregate, Dispatch, EvalSet, Results
+from evald.evals.curve import CurveWatch
 from evald.evals.earlier import EarlierPoints
 from evald.evals.evaluator import Evaluator
 from evald.evals.sets import load_set
@@ -81,6 +82,7 @@ class RegradeWorld:
             results=self.results,
             model_dir=self.model,
             earlier=EarlierPoints(self.ledger.index, Path(self.results.dir)),
+            curve=CurveWatch(self.ledger.index, "record"),
             aggregates=self.aggregates,
             workers=InlineWorkers(),
         )

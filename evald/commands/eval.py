@@ -67,7 +67,7 @@ async def _evaluate(config: Config, directory: Path, step: int) -> PointRecord:
     from evald.staging.digest import fingerprint
     from evald.staging.intake import check_snapshot
 
-    checked = await asyncio.to_thread(preflight, config)
+    checked = await asyncio.to_thread(preflight, config, keep_data=True)
     marker = config.staging.marker
     key = PointKey(config.run, step)
     try:

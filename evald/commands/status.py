@@ -12,7 +12,7 @@ import msgspec
 from evald.commands import target
 
 if TYPE_CHECKING:
-    from evald.status.view import EngineView, PointView, SetView, StatusView
+    from evald.status.view import EngineView, PointView, RegradeView, SetView, StatusView
 
 WIDTH = 80
 BAR = 20
@@ -64,6 +64,7 @@ def render(view: StatusView) -> list[str]:
         lines += [_point(point), *(_set(progress) for progress in point.sets)]
     lines += [f"queued ({len(view.queued)})"]
     lines += [_point(point) for point in view.queued]
+    lines += [_regrade(one) for one in view.regrades if one.state == "running"]
     return lines
 
 
@@ -87,6 +88,13 @@ def _set(progress: SetView) -> str:
     bar = ("#" * round(share * BAR)).ljust(BAR, ".")
     score = "" if progress.score is None else f"  score {progress.score:.3f}"
     return f"    {progress.name:<20} {bar} {progress.done:>6}/{progress.total}{score}"
+
+
+def _regrade(one: RegradeView) -> str:
+    return (
+        f"regrade  run {one.run}: {one.points_done} of {one.points} points, and "
+        f"{one.samples_done} of {one.samples} samples of the next one"
+    )
 
 
 def _cut(line: str) -> str:

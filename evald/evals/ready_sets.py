@@ -25,18 +25,24 @@ _IMPORT_TIMEOUT_S = 120.0
 
 
 def ready_sets(
-    sets: list[EvalSet], *, environ: Mapping[str, str], data_dir: Path | None, modes: Modes
+    sets: list[EvalSet],
+    *,
+    environ: Mapping[str, str],
+    data_dir: Path,
+    keep_data: bool,
+    modes: Modes,
 ) -> tuple[list[LoadedSet], list[str]]:
     """Return what can be loaded, and one sentence for each fault. Blocking.
 
-    ``data_dir`` is where generated data stays; None: nowhere.
+    ``data_dir`` is where generated data lies; it stays there, unless ``keep_data`` is off.
     """
     loaded: list[LoadedSet] = []
     problems: list[str] = []
-    with tempfile.TemporaryDirectory(prefix="evald-data-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="evald-data-") as made:
+        scratch = None if keep_data else Path(made)
         for one in sets:
             try:
-                loaded.append(_load(one, Path(data_dir or scratch), modes, environ))
+                loaded.append(ready_set(one, data_dir, modes, environ, scratch=scratch))
             except ConfigError as error:
                 problems += error.problems
     # (a set that was made has another grader than its config says)
@@ -45,11 +51,19 @@ def ready_sets(
     return loaded, problems + unready_functions(sets, environ)
 
 
-def _load(eval_set: EvalSet, data_dir: Path, modes: Modes, environ: Mapping[str, str]) -> LoadedSet:
+def ready_set(
+    eval_set: EvalSet,
+    data_dir: Path,
+    modes: Modes,
+    environ: Mapping[str, str],
+    *,
+    scratch: Path | None = None,
+) -> LoadedSet:
+    """Load one set, whose questions are made first if they have to be. Raises ConfigError."""
     if eval_set.kind == "procedural":
         if faults := kind_of(eval_set).check():
             raise ConfigError([f"eval set {eval_set.name!r}: {fault}" for fault in faults])
-        eval_set = made_set(eval_set, data_dir, modes=modes, environ=environ)
+        eval_set = made_set(eval_set, data_dir, modes=modes, environ=environ, scratch=scratch)
     return load_set(eval_set)
 
 

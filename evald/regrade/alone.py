@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import uvloop
 
 from evald.config import Config
 from evald.errors import ConfigError
 from evald.evals.grader_check import unready_graders
-from evald.evals.sets import LoadedSet, load_set
+from evald.evals.ready_sets import ready_set
+from evald.evals.sets import LoadedSet
 from evald.point import Kind, PointKey
 from evald.regrade.plan import What
 from evald.regrade.regrader import Regrader, make_workers
 from evald.regrade.service import carry_out
 from evald.results.index import PointIndex
 from evald.results.ledger import Ledger
+from evald.results.modes import Modes
 from evald.status.view import RegradeView
 
 #: nobody else wants the processors.
@@ -31,11 +34,12 @@ def load_sets(config: Config, names: Sequence[str]) -> list[LoadedSet]:
     """
     problems: list[str] = []
     loaded = []
+    data_dir = Path(config.results.dir) / "data"
     for one in config.eval:
         if names and one.name not in names:
             continue
         try:
-            loaded.append(load_set(one))
+            loaded.append(ready_set(one, data_dir, Modes.of(config.results), os.environ))
         except ConfigError as error:
             problems += error.problems
     if problems:

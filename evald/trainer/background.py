@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import os
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -118,8 +119,11 @@ class HostBuffer:
                 f"{size_bytes / 1e9:.3g} GB of host memory are needed to hold the snapshot, and "
                 f'{available / 1e9:.3g} GB are available; export with mode="sync"'
             )
-        block = torch.empty(size_bytes, dtype=torch.uint8, pin_memory=self._is_pinned)
-        return block.fill_(0)  # the kernel gives pages at the first touch: not in a later step
+        block = torch.empty(size_bytes, dtype=torch.uint8)
+        block.fill_(0)  # the kernel gives pages at the first touch: not in a later step
+        if self._is_pinned:
+            _pin(block)
+        return block
 
 
 class _Copies:
@@ -169,6 +173,19 @@ class _Copies:
 def _copy(parts: Iterator[tuple[Any, Any]]) -> None:
     for target, source in parts:  # shared by the threads
         np.copyto(target, source)
+
+
+def _pin(block: Any) -> None:
+    """Pin memory; not by torch's own allocator, which takes the next power of two and keeps it."""
+    runtime = torch.cuda.cudart()
+    error = int(runtime.cudaHostRegister(block.data_ptr(), len(block), 0))
+    if error:
+        raise ExportError(
+            f"{len(block) / 1e9:.3g} GB of host memory cannot be pinned (CUDA error {error}); "
+            'raise the limit of locked memory, or export with mode="sync"'
+        )
+    unpin = weakref.finalize(block, runtime.cudaHostUnregister, block.data_ptr())
+    unpin.atexit = False  # the process's memory goes then anyway
 
 
 def _aligned(size_bytes: int) -> int:

@@ -94,7 +94,9 @@ class InFlight:
         self._ended[name] = max(self._ended.get(name, -1), revision)
         self._open.pop((name, revision), None)
         drop = self._drops.get(name)
-        if drop is not None and drop.revision <= revision:
+        # (what was graded again answers nobody: its weights are those of an earlier revision)
+        is_regrade = "regraded_from" in record["provenance"]
+        if drop is not None and drop.revision <= revision and not is_regrade:
             del self._drops[name]
 
     def see(self, status: StatusView, run: str) -> None:

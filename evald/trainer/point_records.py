@@ -42,12 +42,15 @@ class PointRecords:
         self._first: dict[PointName, dict[int, int]] = {}
         #: seq of the terminal record, and whether the point was measured.
         self._ends: dict[PointName, dict[int, tuple[int, bool]]] = {}
+        #: revisions of weights that an earlier one has measured: they answer no request.
+        self._regraded: dict[PointName, set[int]] = {}
 
     def forget(self) -> None:
         """Begin again at the start."""
         self.seq = 0
         self._first.clear()
         self._ends.clear()
+        self._regraded.clear()
 
     async def catch_up(self) -> None:
         """Take in what was appended since."""
@@ -61,15 +64,20 @@ class PointRecords:
                 if record["type"] == "point":
                     measured = record["outcome"] != Outcome.SKIPPED
                     self._ends.setdefault(point, {})[revision] = self.seq, measured
+                    if "regraded_from" in record["provenance"]:
+                        self._regraded.setdefault(point, set()).add(revision)
 
     def newest(self, point: PointName) -> int | None:
         """Return the highest revision known."""
         return max(self._first.get(point, {}), default=None)
 
     def newest_after(self, point: PointName, seq: int) -> int | None:
-        """Return the highest revision of which nothing was known up to ``seq``."""
-        firsts = self._first.get(point, {})
-        return max((revision for revision, first in firsts.items() if first > seq), default=None)
+        """Return the highest revision with weights of its own that was not known up to ``seq``."""
+        firsts, regraded = self._first.get(point, {}), self._regraded.get(point, set())
+        return max(
+            (one for one, first in firsts.items() if first > seq and one not in regraded),
+            default=None,
+        )
 
     def has_ended(self, point: PointName, revision: int) -> bool:
         """Tell whether its terminal record is there."""

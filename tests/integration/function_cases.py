@@ -73,7 +73,12 @@ async def leave_in_a_task(client: Client) -> str:
 
 
 async def leave_in_a_thread(_client: Client) -> str:
-    return await asyncio.to_thread(os._exit, 4)
+    return await asyncio.to_thread(_leave_later)
+
+
+def _leave_later() -> str:
+    time.sleep(0.3)
+    os._exit(4)
 
 
 async def give_nan(_client: Client) -> Result:

@@ -120,7 +120,8 @@ class Stage:
 
 
 @pytest.fixture
-async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
+async def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stage]:
+    monkeypatch.setattr(process_module, "END_GRACE_S", 1.0)
     before = set(descendants(os.getpid()))
     stage = Stage(tmp_path / "functions")
     yield stage
@@ -232,10 +233,12 @@ async def test_a_function_that_kills_its_process_costs_itself(stage: Stage, how:
 async def test_nobody_to_blame_nobody_else_suffers(stage: Stage) -> None:
     stage.use("misbehave")
     await stage.text()
-    waiting = [asyncio.create_task(stage.text("wait")) for _ in range(3)]
+    waiting = [asyncio.create_task(stage.text("wait")) for _ in range(2)]
     failed = await stage.failure("exit in a thread")
     assert "it ended with exit code 4" in failed.detail
-    assert await asyncio.gather(*waiting) == ["7"] * 3
+    assert await asyncio.gather(*waiting) == ["7"] * 2
+    # one with all of them, and those in which each was alone until that one died again
+    assert stage.starts() in {2, 3}
 
 
 async def test_a_function_that_blocks_is_killed(

@@ -55,7 +55,7 @@ def test_listed_tasks_are_fit_and_others_are_not(
     assert library_version() == CHECKED_VERSION
     # (some tasks run programs that write files where they are)
     monkeypatch.chdir(tmp_path)
-    found = probe_all([*sorted(FIT), *FOUND_OUT], size=2, hash_seeds=(0, 1))
+    found = probe_all([*sorted(FIT), *FOUND_OUT], size=4, hash_seeds=(0, 1))
     unfit = {task: one for task, one in found.items() if one.unfit is not None}
     assert unfit.keys() == set(FOUND_OUT), unfit
     assert {task: one.unfit for task, one in unfit.items()} == {

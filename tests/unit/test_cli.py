@@ -22,12 +22,12 @@ def test_help_imports_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    for command in ("run", "check", "eval", "status", "push", "tail", "wait", "demo"):
+    for command in ("run", "check", "eval", "status", "regrade", "push", "tail", "wait", "demo"):
         assert f" {command} " in done.stdout
 
 
 @pytest.mark.parametrize(
-    "command", ["run", "check", "eval", "status", "push", "tail", "wait", "demo"]
+    "command", ["run", "check", "eval", "status", "regrade", "push", "tail", "wait", "demo"]
 )
 def test_each_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as done:

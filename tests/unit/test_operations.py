@@ -16,6 +16,7 @@ from evald.errors import EvaldError
 from evald.judge import skipped_record
 from evald.operations import Operations
 from evald.point import EvalPoint, Kind, Outcome, PointKey, Snapshot
+from evald.regrade.alone import next_key
 from evald.results.ledger import Ledger
 from evald.results.records import PointRecord, SetRecord
 from evald.run_ends import RunEnds
@@ -83,6 +84,8 @@ class Room:
             posture=None,  # type: ignore[arg-type]
             retention=self.retention,
             index=self.ledger.index,
+            next_key=lambda run, step, kind: next_key(self.ledger.index, run, step, kind),
+            regrades=None,  # type: ignore[arg-type]
             stop=lambda: None,
         )
 

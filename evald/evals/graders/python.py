@@ -6,6 +6,7 @@ import asyncio
 import functools
 import importlib
 import importlib.machinery
+import importlib.util
 import inspect
 import os
 import sys
@@ -156,6 +157,9 @@ def module_digest(function: str, cwd: str) -> str:
         name = f"{name}.{part}" if name else part
         try:
             spec = importlib.machinery.PathFinder.find_spec(name, path)
+            if spec is None and name == part:
+                # what is installed for editing is on no path (and no code of it runs for this)
+                spec = importlib.util.find_spec(name)
         except (ImportError, OSError, ValueError):
             return "missing"
         if spec is None:

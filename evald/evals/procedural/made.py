@@ -21,6 +21,7 @@ from evald.config import EvalSet
 from evald.errors import ConfigError
 from evald.evals.graders.contract import BOXED, Rules
 from evald.evals.graders.external import grader_env
+from evald.evals.procedural.tasks import CHECKED_VERSION
 from evald.results.modes import Modes
 
 #: the library's own verifier, as a name for ``grader``.
@@ -40,13 +41,32 @@ def library_version() -> str | None:
         return None
 
 
+def library_notes(sets: list[EvalSet]) -> list[str]:
+    """Say so when the library is not the one that the tasks were checked with."""
+    tasks = sorted({one.task for one in sets if one.kind == "procedural" and one.task})
+    version = library_version()
+    if not tasks or version in {None, CHECKED_VERSION}:
+        return []
+    sentence = (
+        f"WARNING: {_LIBRARY} {version} is installed, and its tasks were checked with "
+        f"{CHECKED_VERSION}; check yours: python -m evald.evals.procedural.probe {' '.join(tasks)}"
+    )
+    return [sentence]
+
+
 def made_set(
-    eval_set: EvalSet, directory: Path, *, modes: Modes, environ: Mapping[str, str]
+    eval_set: EvalSet,
+    directory: Path,
+    *,
+    modes: Modes,
+    environ: Mapping[str, str],
+    scratch: Path | None = None,
 ) -> EvalSet:
     """Return the ordinary set that a procedural one (checked before) stands for.
 
-    Its file is made in ``directory`` if it is not there yet. Raises ConfigError. Blocking: the
-    library takes seconds to import, and up to half a second for a question.
+    Its file is made in ``directory`` (or in ``scratch``) if it is not there yet. Raises
+    ConfigError. Blocking: the library takes seconds to import, and up to half a second for a
+    question.
     """
     version = library_version()
     if version is None:
@@ -55,6 +75,7 @@ def made_set(
         ])  # fmt: skip
     path = directory / _file_name(eval_set, version)
     if not path.exists():
+        path = (scratch or directory) / path.name
         _make(eval_set, path, modes, environ)
     made = msgspec.structs.replace(
         eval_set,

@@ -13,7 +13,14 @@ from evald.config import Config, Fleet, Results, Staging
 from evald.point import Kind, Outcome
 from evald.results import locate
 from evald.results.records import Alert, PointRecord
-from evald.status.view import EngineView, PointView, SetView, StagingView, StatusView
+from evald.status.view import (
+    EngineView,
+    PointView,
+    RegradeView,
+    SetView,
+    StagingView,
+    StatusView,
+)
 
 
 def call(command: ModuleType, *argv: object) -> int:
@@ -215,6 +222,10 @@ VIEW = StatusView(
         EngineView(name="engine-1", state="starting"),
     ],
     staging=StagingView(root="/staging", used_bytes=3 << 20, free_bytes=5 << 40, snapshots=2),
+    regrades=[
+        RegradeView(ticket="a", run="demo", state="done", points=9),
+        RegradeView(ticket="b", run="demo", points=7, points_done=2, samples=40, samples_done=30),
+    ],
     last_seq=9,
 )
 
@@ -233,13 +244,15 @@ def test_status_shows_everything_that_matters() -> None:
         "....................      0/0",
         "queued (1)",
         "step 80 r1     queued      1m15s",
+        "regrade  run demo: 2 of 7 points, and 30 of 40 samples of the next one",
     ):
         assert part in text
+    assert text.count("regrade") == 1
 
 
 def test_an_idle_status_is_short_and_whole() -> None:
     idle = msgspec.structs.replace(
-        VIEW, queued=[], running=[], ended={}, engines=[], staging=None, results="/r"
+        VIEW, queued=[], running=[], ended={}, engines=[], staging=None, regrades=[], results="/r"
     )
     assert status.render(idle) == [
         "evald 0.1  serving  run demo  pid 42  up 1h02m",

@@ -107,6 +107,15 @@ def test_what_was_made_is_taken_again(tmp_path: Path, monkeypatch: pytest.Monkey
     assert (own.grader, own.grader_config) == ("boxed_math", {})
 
 
+def test_another_version_of_the_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    sets = [one_set(), one_set(task="gcd"), one_set(kind="generate", path="x")]
+    assert made.library_notes(sets) == []
+    monkeypatch.setattr(made, "CHECKED_VERSION", "0.1.24")
+    (note,) = made.library_notes(sets)
+    assert note.endswith("check yours: python -m evald.evals.procedural.probe chain_sum gcd")
+    assert made.library_notes([]) == []
+
+
 def test_without_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(made, "_LIBRARY", "no-such-library")
     with pytest.raises(ConfigError, match=r"install evald\[procedural\]"):
