@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from evald.config import EvalSet, Table, Text
+from evald.config import EvalSet
+from evald.config_types import Table, Text
 from evald.evals.graders.external import version_text
 from evald.evals.graders.python import module_digest
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import msgspec
 
-from evald.config import Text
+from evald.config_types import Text
 from evald.evals.graders.contract import Grade, GraderFailed, Rules, Sample
 from evald.evals.graders.external import (
     AnyLabel,

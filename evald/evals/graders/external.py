@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import msgspec
 import xxhash
 
-from evald.config import Positive, Table, Text
+from evald.config_types import Positive, Table, Text
 from evald.engines.environment import inherited_env
 from evald.evals.graders.contract import Grader, GraderFailed, Rules, whole_version
 from evald.evals.graders.settings import setting_faults

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from evald.config import Count, Positive, Seconds, Table, Text
+from evald.config_types import Count, Positive, Seconds, Table, Text
 from evald.evals.graders.contract import Grade, GraderFailed, Rules, Sample
 from evald.evals.graders.external import AnyLabel, version_text
 from evald.evals.graders.verdict import SCORE, verdict
