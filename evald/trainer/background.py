@@ -126,6 +126,26 @@ class HostBuffer:
         return block
 
 
+class Memory:
+    """Host memory that an exporter keeps from one snapshot to the next."""
+
+    def __init__(self) -> None:
+        #: for whole snapshots, and for the shards of iterators.
+        self.snapshot = HostBuffer()
+        self._lanes: list[HostBuffer] = []
+
+    def lane(self, number: int) -> HostBuffer:
+        """Return the buffer of a lane, for one gathered tensor."""
+        while len(self._lanes) <= number:
+            self._lanes.append(HostBuffer())
+        return self._lanes[number]
+
+    def release(self) -> None:
+        """Give it back."""
+        self.snapshot.release()
+        self._lanes.clear()
+
+
 class _Copies:
     """Copies from memory to memory, in a few threads.
 

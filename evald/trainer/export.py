@@ -18,10 +18,12 @@ import structlog
 from torch import nn
 
 from evald.point import SkipReason
+from evald.trainer.background import Memory
 from evald.trainer.base_files import BaseModel
 from evald.trainer.contract import ExportError, Ranks
-from evald.trainer.one_export import Export, Memory, Options, Setting
+from evald.trainer.one_export import Export
 from evald.trainer.ranks import Processes, current_ranks, near_ranks, separate
+from evald.trainer.setting import Options, Setting
 from evald.trainer.settle import failure_of, settle
 from evald.trainer.tensors import torch_type
 

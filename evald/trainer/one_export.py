@@ -12,67 +12,22 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import structlog
 
-from evald.trainer.background import HostBuffer
-from evald.trainer.base_files import BaseModel
+from evald.trainer.background import Memory
 from evald.trainer.contract import ExportError, NoSpace, PeerLost, Ranks
 from evald.trainer.gather import is_sharded
 from evald.trainer.lanes import Held, Job, Lanes, Sink, lanes_per_rank, order
 from evald.trainer.pieces import TensorSpec
 from evald.trainer.plan import Plan
 from evald.trainer.publish import Draft
+from evald.trainer.setting import Options, Setting
 from evald.trainer.settle import Failure, failure_of, settle
 from evald.trainer.stream import Stream
 
 _log = structlog.get_logger("evald.trainer")
-
-
-class Options(NamedTuple):
-    """What is the same for every snapshot of an exporter."""
-
-    root: Path
-    run: str | None
-    pattern: str
-    marker: str
-    max_shard_bytes: int
-    hashes: bool
-    #: the torch type that weights get; None: they stay as they are.
-    dtype: Any
-    allow_absent: tuple[str, ...]
-    onload: Callable[[], object] | None
-    offload: Callable[[], object] | None
-    busy_timeout_s: float
-
-
-class Setting(NamedTuple):
-    """What the ranks have found out together before the first snapshot."""
-
-    base: BaseModel
-    #: the ranks that write; rank 0 is the first.
-    writers: tuple[int, ...]
-
-
-class Memory:
-    """Host memory that an exporter keeps from one snapshot to the next."""
-
-    def __init__(self) -> None:
-        #: for whole snapshots, and for the shards of iterators.
-        self.snapshot = HostBuffer()
-        self._lanes: list[HostBuffer] = []
-
-    def lane(self, number: int) -> HostBuffer:
-        """Return the buffer of a lane, for one gathered tensor."""
-        while len(self._lanes) <= number:
-            self._lanes.append(HostBuffer())
-        return self._lanes[number]
-
-    def release(self) -> None:
-        """Give it back."""
-        self.snapshot.release()
-        self._lanes.clear()
 
 
 class Export:
@@ -221,7 +176,9 @@ class Export:
         """Write this rank's shards from the weights, or what is gathered of them."""
         own = [job.part for job, is_mine in self._jobs() if is_mine]
         elsewhere = any(
-            is_sharded(tensor) or tensor.is_cuda for part in own for tensor in part.piece.inputs
+            is_sharded(tensor) or tensor.device.type != "cpu"
+            for part in own
+            for tensor in part.piece.inputs
         )
         lanes = Lanes(
             directory,

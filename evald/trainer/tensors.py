@@ -156,7 +156,7 @@ def _layer_path(name: str, layers: Mapping[str, Layer]) -> str | None:
 def _tied_copies(model: nn.Module, planned: Mapping[str, tuple[Any, Any]]) -> set[str]:
     """Return the names that ``save_pretrained`` leaves out: copies that loading ties again."""
     patterns = [
-        f"{path}.{key}" if path else key
+        canonical_name(f"{path}.{key}" if path else key)
         for path, module in model.named_modules()
         for key in getattr(module, "_tied_weights_keys", None) or ()
     ]

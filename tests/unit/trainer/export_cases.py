@@ -18,6 +18,7 @@ with warnings.catch_warnings():
     # CPU mode has an old torchvision beside a newer torch; nothing here looks at images
     warnings.simplefilter("ignore")
     from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+    from transformers.core_model_loading import Chunk, WeightConverter, WeightRenaming
     from transformers.utils import logging
 
 logging.disable_progress_bar()
@@ -55,6 +56,20 @@ def experts() -> Any:
         tie_word_embeddings=False,
     )
     return Qwen3MoeForCausalLM(config)
+
+
+def fused() -> Any:
+    """In memory, parts of the attention are tensors of their own; in a checkpoint, they are one."""
+    torch.manual_seed(4)
+    settings = _SMALL | {"num_key_value_heads": 2}
+    model = Qwen3ForCausalLM(Qwen3Config(**settings, tie_word_embeddings=False))
+    parts = [f"self_attn.{part}_proj.weight" for part in "qkv"]
+    model._weight_conversions = [  # as from_pretrained leaves them
+        WeightConverter("self_attn.qkv_proj.weight", parts, [Chunk(dim=0)]),
+        WeightRenaming("mlp.down_proj", "mlp.down_proj"),
+        WeightRenaming("model.final_norm", "model.norm"),
+    ]
+    return model
 
 
 def saved(model: Any, directory: Path) -> Path:

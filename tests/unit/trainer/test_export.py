@@ -15,14 +15,17 @@ from export_cases import (
     assert_valid,
     changed,
     experts,
+    fused,
     names,
     saved,
     stored,
     tied,
     untied,
 )
+from transformers import core_model_loading
 
 from evald.trainer.export import SnapshotExporter, export_snapshot
+from evald.trainer.tensors import weights_bytes
 
 FILES = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"}
 FILES |= {"chat_template.jinja", ".complete"}
@@ -38,7 +41,7 @@ def untied_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return saved(untied(), tmp_path_factory.mktemp("untied"))
 
 
-@pytest.mark.parametrize("build", [tied, untied, experts])
+@pytest.mark.parametrize("build", [tied, untied, experts, fused])
 @pytest.mark.parametrize("max_shard_bytes", [10**9, 50_000])
 def test_what_save_pretrained_would_write(
     tmp_path: Path, build: Callable[[], Any], max_shard_bytes: int
@@ -204,6 +207,31 @@ def test_directory_without_safetensors_is_a_warning(
     directory = export_snapshot(untied(), tmp_path / "root", step=1, base_dir=base)
     assert "base_dir_without_safetensors" in capsys.readouterr().out
     assert names(directory) == {"config.json", "model.safetensors", ".complete"}
+
+
+def test_tensors_that_belong_together_in_a_way_no_part_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    revert = core_model_loading.revert_weight_conversion
+
+    def all_or_nothing(model: Any, weights: dict[str, Any]) -> Any:
+        if len(weights) < 6:
+            raise RuntimeError("not the whole of it")
+        return revert(model, weights)
+
+    monkeypatch.setattr(core_model_loading, "revert_weight_conversion", all_or_nothing)
+    model = fused()
+    directory = export_snapshot(model, tmp_path / "root", step=1, base_dir=None)
+    monkeypatch.undo()
+    assert_same(stored(directory), stored(saved(model, tmp_path / "expected")))
+
+
+def test_size_is_known_before_the_export() -> None:
+    model = tied()
+    size = sum(parameter.nbytes for parameter in model.parameters())
+    assert weights_bytes(model) == weights_bytes(model.state_dict()) == size
+    assert weights_bytes(iter(model.state_dict().items())) is None
+    assert weights_bytes({"a": torch.ones(3), "b": "no tensor"}) == 12
 
 
 def test_step_again_replaces_the_snapshot(tmp_path: Path, tied_base: Path) -> None:

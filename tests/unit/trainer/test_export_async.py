@@ -167,10 +167,17 @@ def test_prepare_never_raises(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 def test_too_little_host_memory(
     tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(background, "available_bytes", lambda: 1000)
+    asked: list[int] = []
+
+    def available() -> int:
+        asked.append(1)
+        return 1000
+
+    monkeypatch.setattr(background, "available_bytes", available)
     exporter = SnapshotExporter(tmp_path, base_dir=base, mode="async")
     with pytest.raises(ExportError, match=r'host memory .* export with mode="sync"'):
         exporter.export(untied(), 1).result(LIMIT_S)
+    assert len(asked) == 1  # and then it did not even try
     with pytest.raises(ExportError, match="host memory"):
         exporter.export(iter(untied().state_dict().items()), 1).result(LIMIT_S)
     exporter.close()

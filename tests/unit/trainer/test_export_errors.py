@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from export_cases import assert_same, names, saved, stored, tied, untied
+from export_cases import assert_same, assert_valid, names, saved, stored, tied, untied
+from safetensors.torch import save_file
 
 from evald.trainer.contract import ExportError, NoSpace
 from evald.trainer.export import SnapshotExporter, export_snapshot
@@ -82,6 +83,15 @@ def test_tied_head_and_computed_buffers_may_differ(tmp_path: Path) -> None:
     weights["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(4)
     directory = export_snapshot(weights, tmp_path / "root", step=1, base_dir=base)
     assert_same(stored(directory), weights)
+
+
+def test_base_model_that_stores_the_tied_head_twice(tmp_path: Path) -> None:
+    base = saved(tied(), tmp_path / "base")
+    weights = {name: value.clone() for name, value in tied().state_dict().items()}
+    save_file(weights, base / "model.safetensors")
+    directory = export_snapshot(tied(), tmp_path / "root", step=1, base_dir=base)
+    assert "lm_head.weight" not in stored(directory)  # as save_pretrained leaves it out
+    assert_valid(directory, base)
 
 
 def test_head_that_left_its_embedding(tmp_path: Path) -> None:
