@@ -33,7 +33,7 @@ with warnings.catch_warnings():
     from transformers.utils import logging
 
 SHM = Path("/dev/shm")  # noqa: S108 - where snapshots lie
-VOCABULARY, HIDDEN, FFN, HEAD = 32_000, 2048, 6144, 128
+VOCABULARY, HIDDEN, FFN, HEAD = 16_000, 2048, 6144, 128
 #: the model, the copy's target, the exporter's memory and one snapshot at a time, and some more.
 TIMES_THE_SIZE = 4.5
 

@@ -140,10 +140,8 @@ class Daemon:
         self._regrades = RegradeService(
             lambda: Regrader(
                 self._checked.sets,
+                config=config,
                 ledger=ledger,
-                results=config.results,
-                aggregates=config.aggregate,
-                max_error_share=config.dispatch.max_error_share,
                 next_key=self._intake.take_revision,
                 is_open=self._dispatcher.is_open,
                 workers=make_workers(self._checked.sets, _REGRADE_WORKERS),

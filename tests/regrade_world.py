@@ -9,7 +9,7 @@ from typing import Any
 
 from evaluator_world import FakePosture, InlineWorkers
 
-from evald.config import Aggregate, Dispatch, EvalSet, Results
+from evald.config import Aggregate, Config, Dispatch, EvalSet, Results, Staging
 from evald.evals.curve import CurveWatch
 from evald.evals.earlier import EarlierPoints
 from evald.evals.evaluator import Evaluator
@@ -105,10 +105,13 @@ class RegradeWorld:
         """Make somebody who grades by these sets."""
         return Regrader(
             [load_set(one) for one in sets],
+            config=Config(
+                staging=Staging(root="/nowhere"),
+                results=self.results,
+                eval=sets,
+                aggregate=self.aggregates,
+            ),
             ledger=self.ledger,
-            results=self.results,
-            aggregates=self.aggregates,
-            max_error_share=0.01,
             next_key=lambda run, step, kind: next_key(self.ledger.index, run, step, kind),
             is_open=self.open.__contains__,
             workers=InlineWorkers(),

@@ -15,7 +15,7 @@ from evald.evals.grader_check import unready_graders
 from evald.evals.ready_sets import ready_set
 from evald.evals.sets import LoadedSet
 from evald.point import Kind, PointKey
-from evald.regrade.plan import What
+from evald.regrade.plan import What, no_such_set
 from evald.regrade.regrader import Regrader, make_workers
 from evald.regrade.service import carry_out
 from evald.results.index import PointIndex
@@ -28,10 +28,14 @@ _MAX_WORKERS = 8
 
 
 def load_sets(config: Config, names: Sequence[str]) -> list[LoadedSet]:
-    """Load the eval sets with these names, or all; what the config does not have is left out.
+    """Load the eval sets with these names, or all. Blocking.
 
-    Blocking. Raises ConfigError with one sentence for each fault.
+    Raises ConfigError with one sentence for each fault, and CannotRegrade for an unknown name.
     """
+    known = [one.name for one in config.eval]
+    for name in names:
+        if name not in known:
+            raise no_such_set(name, known)
     problems: list[str] = []
     loaded = []
     data_dir = Path(config.results.dir) / "data"
@@ -75,10 +79,8 @@ async def _regrade(
 ) -> bool:
     regrader = Regrader(
         sets,
+        config=config,
         ledger=ledger,
-        results=config.results,
-        aggregates=config.aggregate,
-        max_error_share=config.dispatch.max_error_share,
         next_key=lambda run, step, kind: next_key(ledger.index, run, step, kind),
         is_open=lambda _key: False,
         environ=environ,

@@ -27,7 +27,8 @@ class PointRegrade:
     """Gathers the sets of one point.
 
     ``record`` and ``set_records`` are those of the revision whose samples are graded again;
-    ``sets``: the config's; ``earlier``: config digests of the sets of the point before it.
+    ``sets``: those of the config; ``min_scored``: fewest samples, by set, that must have a score;
+    ``earlier``: config digests of the sets of the point before it.
     """
 
     def __init__(
@@ -37,12 +38,14 @@ class PointRegrade:
         set_records: Mapping[str, SetRecord],
         *,
         sets: Mapping[str, LoadedSet],
+        min_scored: Mapping[str, int],
         earlier: Mapping[str, str],
     ) -> None:
         self._plan = plan
         self._record = record
         self._set_records = set_records
         self._sets = sets
+        self._min_scored = min_scored
         self._earlier = earlier
         self._told = told_sets(record)
         self._results: dict[str, SetResult] = {}
@@ -85,7 +88,7 @@ class PointRegrade:
             counts=old.counts,
             seconds=old.seconds,
             metrics=old.metrics,
-            too_few=self._is_too_few(name, old.counts),
+            too_few=old.counts.n_scored < self._min_scored.get(name, 0),
         )
         if name in self._record.curve_breaks:
             self._breaks.append(name)
@@ -103,7 +106,7 @@ class PointRegrade:
             counts=counts,
             seconds=self._set_records[name].seconds,
             metrics=metrics,
-            too_few=self._is_too_few(name, counts),
+            too_few=counts.n_scored < self._min_scored.get(name, 0),
         )
 
     def records(
@@ -157,10 +160,6 @@ class PointRegrade:
         failed = self._results[name].counts.n_grader_error
         trouble = f" ({failed} could not be graded)" if failed else ""
         return f"{name} {_score(old)} -> {_score(new)}{trouble}"
-
-    def _is_too_few(self, name: str, counts: Counts) -> bool:
-        loaded = self._sets.get(name)
-        return loaded is not None and counts.n_scored < (loaded.eval_set.min_eval_samples or 0)
 
     def _provenance(self) -> dict[str, Any]:
         sets = dict(self._told)

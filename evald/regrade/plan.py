@@ -7,7 +7,7 @@ Sets that are not graded again keep samples and numbers, so that the new revisio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -112,18 +112,16 @@ class Planner:
 
     def _check_sets(self, what: What) -> None:
         """Refuse sets that the config does not have, or whose grader is not the one of now."""
-        known = ", ".join(self._sets) or "none"
         for name in what.sets:
             if name not in self._sets:
-                raise CannotRegrade(
-                    f"cannot regrade set {name!r}: the config has no such eval set (it has {known})"
-                )
+                raise no_such_set(name, self._sets)
             if (fault := _no_grader(self._sets[name])) is not None:
                 raise CannotRegrade(f"cannot regrade set {name!r}: {fault}")
         graded = [one for one in self._sets.values() if _no_grader(one) is None]
         if not graded:
             raise CannotRegrade(
-                f"cannot regrade: the config has no eval set with a grader (it has {known})"
+                "cannot regrade: the config has no eval set with a grader "
+                f"(it has {', '.join(self._sets) or 'none'})"
             )
         for one in graded:
             if what.sets and one.name not in what.sets:
@@ -257,6 +255,14 @@ def told_sets(record: PointRecord) -> dict[str, dict[str, Any]]:
     if not isinstance(told, dict):
         return {}
     return {name: entry for name, entry in told.items() if isinstance(entry, dict)}
+
+
+def no_such_set(name: str, known: Iterable[str]) -> CannotRegrade:
+    """Make the error of a set that the config does not have."""
+    has = ", ".join(known) or "none"
+    return CannotRegrade(
+        f"cannot regrade set {name!r}: the config has no such eval set (it has {has})"
+    )
 
 
 def _no_grader(loaded: LoadedSet) -> str | None:

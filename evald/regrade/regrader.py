@@ -9,7 +9,7 @@ from pathlib import Path
 
 import structlog
 
-from evald.config import Aggregate, Results
+from evald.config import Config
 from evald.errors import LedgerError
 from evald.evals.earlier import EarlierPoints
 from evald.evals.grading import Grading
@@ -30,7 +30,7 @@ log = structlog.get_logger(__name__)
 
 
 class Regrader:
-    """Grades stored samples by ``sets``, the eval sets as the config has them now.
+    """Grades stored samples by ``sets``, eval sets as ``config`` has them now.
 
     ``workers`` do what evald's own code does, and are ended by ``close``; ``environ``: what graders
     of the user's see a part of. ``next_key`` gives a revision that is free; ``is_open`` tells
@@ -41,10 +41,8 @@ class Regrader:
         self,
         sets: Sequence[LoadedSet],
         *,
+        config: Config,
         ledger: Ledger,
-        results: Results,
-        aggregates: Sequence[Aggregate],
-        max_error_share: float,
         next_key: NextKey,
         is_open: Callable[[PointKey], bool],
         workers: Workers,
@@ -52,10 +50,11 @@ class Regrader:
     ) -> None:
         self._sets = {one.name: one for one in sets}
         self._ledger = ledger
-        self._results_dir = Path(results.dir)
-        self._modes = Modes.of(results)
-        self._aggregates = aggregates
-        self._max_error_share = max_error_share
+        self._results_dir = Path(config.results.dir)
+        self._modes = Modes.of(config.results)
+        self._aggregates = config.aggregate
+        self._max_error_share = config.dispatch.max_error_share
+        self._min_scored = {one.name: one.min_eval_samples or 0 for one in config.eval}
         self._next_key = next_key
         self._planner = Planner(
             self._sets, index=ledger.index, results_file=ledger.path, is_open=is_open
@@ -88,7 +87,12 @@ class Regrader:
             next_key=self._next_key,
         )
         one = PointRegrade(
-            plan, record, told, sets=self._sets, earlier=self._before(plan.source.key)
+            plan,
+            record,
+            told,
+            sets=self._sets,
+            min_scored=self._min_scored,
+            earlier=self._before(plan.source.key),
         )
         try:
             await asyncio.to_thread(revision.clear)

@@ -103,7 +103,8 @@ class PointRecord(Record, kw_only=True, tag="point"):
     #: engines that answered samples of the point.
     engines: list[str] = []
     weight_versions: list[str] = []
-    #: digests of config, data, grader, chat template and snapshot; SGLang version; sampling.
+    #: digests of config, data, grader, chat template and snapshot; SGLang version; sampling. Of
+    #: samples that were graded again also "regraded_from", the record id of those before.
     provenance: dict[str, Any] = {}
     #: flat and ready for a logger.
     metrics: dict[str, float] = {}
