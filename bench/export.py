@@ -21,10 +21,10 @@ from typing import Any
 
 import torch
 
-from evald.trainer.background import available_bytes
 from evald.trainer.export import SnapshotExporter
-from evald.trainer.pieces import spec_of
-from evald.trainer.shards import WHOLE, header
+from evald.trainer.export.background import available_bytes
+from evald.trainer.export.pieces import spec_of
+from evald.trainer.export.shards import WHOLE, header
 
 with warnings.catch_warnings():
     # CPU mode has an old torchvision beside a newer torch; nothing here looks at images

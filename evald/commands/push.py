@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     """Push and say what was done; 1: it did not arrive, and pushing again goes on from there."""
     from evald.log import configure_logging
     from evald.trainer.push import carrier_for
-    from evald.trainer.push_plan import check_name, make_manifest, pack
+    from evald.trainer.push.plan import check_name, make_manifest, pack
 
     configure_logging("warning")  # this output is for a person
     directory: Path = args.directory.resolve()

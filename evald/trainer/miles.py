@@ -47,8 +47,8 @@ from miles.utils.types import Sample  # type: ignore[import-not-found]
 
 from evald.point import Kind
 from evald.trainer.contract import Link
-from evald.trainer.file_link import FileLink
-from evald.trainer.http_link import HttpLink
+from evald.trainer.links.file_link import FileLink
+from evald.trainer.links.http_link import HttpLink
 from evald.trainer.point_records import NotMeasured
 from evald.trainer.push import carrier_for
 from evald.trainer.request import Ask, FarHand, Hand, Requester, RootHand

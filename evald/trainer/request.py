@@ -16,9 +16,9 @@ from typing import Any, NamedTuple, Protocol
 from evald.point import Kind, SkipReason
 from evald.status.view import StatusView
 from evald.trainer.contract import Carrier, ExportError, Link
+from evald.trainer.dispatcher.pulse import Pulse
 from evald.trainer.point_records import Answer, NotMeasured, PointName, PointRecords
 from evald.trainer.publish import write_request
-from evald.trainer.pulse import Pulse
 
 #: beats after which what a ledger on a network file system holds is sure to have been read.
 _SETTLED_BEATS = 2

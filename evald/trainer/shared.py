@@ -16,7 +16,7 @@ from typing import Any
 
 from evald.point import SHARED
 from evald.trainer.contract import Link
-from evald.trainer.file_link import FileLink
+from evald.trainer.links.file_link import FileLink
 from evald.trainer.publish import write_request
 
 _POLL_S = 0.1

@@ -29,7 +29,7 @@ from transformers import AutoModelForCausalLM
 
 from evald.trainer.contract import ExportError, Ranks
 from evald.trainer.export import SnapshotExporter, export_snapshot
-from evald.trainer.gather import full_tensor
+from evald.trainer.export.gather import full_tensor
 from evald.trainer.ranks import Processes, near_ranks
 
 #: no operation of these jobs takes longer, seconds.

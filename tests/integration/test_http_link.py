@@ -15,8 +15,8 @@ from status_stage import TOKEN, stage
 
 from evald.errors import EvaldError
 from evald.status.token import TokenError
-from evald.trainer.http_connection import parse_url
-from evald.trainer.http_link import HttpLink, Refused
+from evald.trainer.links.http_connection import parse_url
+from evald.trainer.links.http_link import HttpLink, Refused
 
 in_thread = asyncio.to_thread
 

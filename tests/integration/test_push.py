@@ -21,13 +21,13 @@ from rig import until
 
 from evald.engines.guard import descendants, read_stat
 from evald.testing import write_snapshot
-from evald.trainer import push_plan
 from evald.trainer.contract import NoSpace, PushError
 from evald.trainer.publish import publish, skip
 from evald.trainer.push import PushCarrier, carrier_for
-from evald.trainer.push_far import StillHeld, Where
-from evald.trainer.push_plan import Parcel, SourceFile
-from evald.trainer.push_rsync import RsyncFar
+from evald.trainer.push import plan as push_plan
+from evald.trainer.push.far import StillHeld, Where
+from evald.trainer.push.plan import Parcel, SourceFile
+from evald.trainer.push.rsync import RsyncFar
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from evald.testing.fake_launcher import write_fake_python
 _JOB = """
 import json, sys
 from pathlib import Path
-from evald.trainer.http_link import HttpLink, Refused
+from evald.trainer.links.http_link import HttpLink, Refused
 from evald.trainer.publish import end_run, skip
 from evald.trainer.push import carrier_for
 

@@ -12,7 +12,7 @@ from dispatch_rig import FakeExporter, Job, Untouchable
 
 from evald.trainer.contract import ExportError, NoSpace
 from evald.trainer.dispatcher import EvalDispatcher
-from evald.trainer.file_link import FileLink
+from evald.trainer.links.file_link import FileLink
 
 
 @pytest.fixture

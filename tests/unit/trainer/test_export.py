@@ -25,7 +25,7 @@ from export_cases import (
 from transformers import core_model_loading
 
 from evald.trainer.export import SnapshotExporter, export_snapshot
-from evald.trainer.tensors import weights_bytes
+from evald.trainer.export.tensors import weights_bytes
 
 FILES = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"}
 FILES |= {"chat_template.jinja", ".complete"}

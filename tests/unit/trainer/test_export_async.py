@@ -15,11 +15,10 @@ import pytest
 import torch
 from export_cases import assert_same, assert_valid, changed, experts, names, saved, stored, untied
 
-from evald.trainer import background
-from evald.trainer.background import HostBuffer
 from evald.trainer.contract import ExportError, NoSpace
-from evald.trainer.export import SnapshotExporter
-from evald.trainer.pieces import spec_of
+from evald.trainer.export import SnapshotExporter, background
+from evald.trainer.export.background import HostBuffer
+from evald.trainer.export.pieces import spec_of
 
 LIMIT_S = 30.0
 

@@ -16,9 +16,9 @@ from export_cases import assert_same, assert_valid, names, saved, stored, untied
 from evald.testing import FakeRanks
 from evald.trainer.contract import ExportError, NoSpace, PeerLost
 from evald.trainer.export import SnapshotExporter, export_snapshot
-from evald.trainer.lanes import lanes_per_rank, order
-from evald.trainer.pieces import one_to_one
-from evald.trainer.shards import ShardWriter, plan_files
+from evald.trainer.export.lanes import lanes_per_rank, order
+from evald.trainer.export.pieces import one_to_one
+from evald.trainer.export.shards import ShardWriter, plan_files
 
 SHARD_BYTES = 60_000
 

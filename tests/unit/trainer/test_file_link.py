@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from evald.testing import FakeDaemon
-from evald.trainer.file_link import FileLink
+from evald.trainer.links.file_link import FileLink
 
 
 def write(ledger: Path, *seqs: int, tail: str = "") -> None:

@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from evald.trainer.contract import ExportError
-from evald.trainer.gather import canonical_name, full_shape, full_tensor, is_sharded, unwrap
+from evald.trainer.export.gather import canonical_name, full_shape, full_tensor, is_sharded, unwrap
 
 
 @pytest.fixture(scope="module")

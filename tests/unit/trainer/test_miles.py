@@ -18,8 +18,8 @@ from ledger_link import LedgerLink
 
 from evald.point import Kind, Outcome, PointKey
 from evald.testing.fake_daemon import Ending, FakeDaemon
-from evald.trainer.file_link import FileLink
-from evald.trainer.http_link import HttpLink
+from evald.trainer.links.file_link import FileLink
+from evald.trainer.links.http_link import HttpLink
 
 STAND_IN = Path(__file__).parent / "miles_stand_in"
 

@@ -15,9 +15,9 @@ from evald.cli import main
 from evald.trainer.contract import NoSpace, PushError
 from evald.trainer.publish import publish, skip
 from evald.trainer.push import PushCarrier, carrier_for
-from evald.trainer.push_copy import CopyFar
-from evald.trainer.push_far import STALE_MINUTES, Where
-from evald.trainer.push_plan import Parcel, SourceFile
+from evald.trainer.push.copy import CopyFar
+from evald.trainer.push.far import STALE_MINUTES, Where
+from evald.trainer.push.plan import Parcel, SourceFile
 
 
 @pytest.fixture

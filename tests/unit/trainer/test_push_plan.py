@@ -14,12 +14,12 @@ from evald.config import Staging
 from evald.errors import EvaldError
 from evald.staging.manifest import parse_manifest
 from evald.staging.scan import Layout, scan
-from evald.trainer import push_plan
 from evald.trainer.contract import PushError
 from evald.trainer.publish import publish
-from evald.trainer.push import _far_end, carrier_for
-from evald.trainer.push_copy import CopyFar
-from evald.trainer.push_plan import (
+from evald.trainer.push import plan as push_plan
+from evald.trainer.push.carrier import _far_end, carrier_for
+from evald.trainer.push.copy import CopyFar
+from evald.trainer.push.plan import (
     SourceFile,
     by_name,
     check_name,

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from evald.engines.guard import read_stat
-from evald.trainer.push_process import Command, failed, run_all
+from evald.trainer.push.process import Command, failed, run_all
 
 
 def sh(script: str, stdin: bytes = b"") -> Command:
@@ -77,7 +77,7 @@ def test_a_program_that_is_not_there() -> None:
 def test_nothing_outlives_a_killed_parent(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     code = (
-        "import time; from evald.trainer.push_process import Command, run_all\n"
+        "import time; from evald.trainer.push.process import Command, run_all\n"
         f"run_all([Command(['sh', '-c', 'echo $$ > {pid_file}; exec sleep 60'])],"
         " time.monotonic() + 60)"
     )

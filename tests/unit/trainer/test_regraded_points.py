@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from evald.point import Kind
-from evald.trainer.inflight import InFlight, Name
+from evald.trainer.dispatcher.inflight import InFlight, Name
 from evald.trainer.point_records import PointRecords
 
 POINT = ("r", "step", 3)

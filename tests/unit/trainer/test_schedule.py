@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from evald.trainer.schedule import Schedule
+from evald.trainer.dispatcher.schedule import Schedule
 
 
 @pytest.mark.parametrize(

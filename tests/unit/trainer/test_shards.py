@@ -13,11 +13,11 @@ from export_cases import assert_same
 from safetensors.torch import load_file
 
 from evald.staging.safetensors_header import read_header
-from evald.trainer import shards
-from evald.trainer.base_files import BaseModel, copy_base_files
 from evald.trainer.contract import ExportError
-from evald.trainer.pieces import Piece, TensorSpec, one_to_one, spec_of
-from evald.trainer.shards import ShardFile, ShardWriter, header, plan_files
+from evald.trainer.export import shards
+from evald.trainer.export.base_files import BaseModel, copy_base_files
+from evald.trainer.export.pieces import Piece, TensorSpec, one_to_one, spec_of
+from evald.trainer.export.shards import ShardFile, ShardWriter, header, plan_files
 
 
 def pieces(*sizes: int, dtype: Any = torch.uint8) -> list[Piece]:

@@ -1,0 +1,264 @@
+"""Write snapshots from inside a training job: whole models, sharded ones, adapters, converters.
+
+Every rank of the job makes the same calls. A failure is an ``ExportError`` with the skip's reason,
+the same on every rank, and leaves nothing behind; training goes on.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import structlog
+from torch import nn
+
+from evald.point import SkipReason
+from evald.trainer.contract import ExportError, Ranks
+from evald.trainer.export.background import Memory
+from evald.trainer.export.base_files import BaseModel
+from evald.trainer.export.one_export import Export
+from evald.trainer.export.setting import Options, Setting
+from evald.trainer.export.settle import failure_of, settle
+from evald.trainer.export.tensors import torch_type
+from evald.trainer.ranks import Processes, current_ranks, near_ranks, separate
+
+_log = structlog.get_logger("evald.trainer")
+
+Weights: TypeAlias = nn.Module | Mapping[str, Any] | Iterable[tuple[str, Any]]
+
+
+class SnapshotExporter:
+    """Publishes the weights of a training job in ``root``, a staging root or a spool.
+
+    Construction is collective, as are all calls. ``base_dir``: the base model's directory; the
+    snapshots get its tokenizer, config and templates, and must have its tensors (with a hub id, or
+    None, they get the model's own config, and nothing is compared). ``mode``: ``"sync"`` writes
+    while the caller waits; ``"async"`` copies into host memory, as large as what this rank writes,
+    and writes in the background, one snapshot at a time.
+
+    ``max_shard_bytes``: size of a shard; ``writers``: ``"near"`` shares the shards out among the
+    ranks that can write into ``root`` (``ranks.near`` at most), ``"first"`` leaves all to rank 0.
+    ``hashes``: into the manifest, for evald to check. ``dtype``: what floating-point weights are
+    converted to; None: as they are. ``allow_absent``: shell patterns of the base model's tensors
+    that may be missing. ``onload`` and ``offload`` are called around whatever reads the weights,
+    ``offload`` whatever happens. ``pattern``, ``marker``, ``run``: see ``publish``.
+    ``busy_timeout_s``: how long an export of a step that evald still evaluates may wait, and one
+    that comes while the one before is still being written.
+
+    Raises ValueError for arguments that cannot be used.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        *,
+        base_dir: str | os.PathLike[str] | None,
+        run: str | None = None,
+        mode: Literal["sync", "async"] = "sync",
+        pattern: str = "step_{step}",
+        marker: str = ".complete",
+        max_shard_bytes: int = 5_000_000_000,
+        ranks: Ranks | None = None,
+        writers: Literal["near", "first"] = "near",
+        hashes: bool = True,
+        dtype: Any = None,
+        allow_absent: Iterable[str] = (),
+        onload: Callable[[], object] | None = None,
+        offload: Callable[[], object] | None = None,
+        busy_timeout_s: float = 60.0,
+    ) -> None:
+        _check_choice("mode", mode, ("sync", "async"))
+        _check_choice("writers", writers, ("near", "first"))
+        if "{step}" not in pattern:
+            raise ValueError(f'cannot name snapshots: pattern "{pattern}" lacks "{{step}}"')
+        if not marker or "/" in marker:
+            raise ValueError(f'cannot mark snapshots: marker "{marker}" is no file name')
+        if max_shard_bytes <= 0:
+            raise ValueError(f"cannot write shards of {max_shard_bytes} bytes: give 1 or more")
+        self._options = Options(
+            root=Path(root),
+            run=run,
+            pattern=pattern,
+            marker=marker,
+            max_shard_bytes=max_shard_bytes,
+            hashes=hashes,
+            dtype=torch_type(dtype),
+            allow_absent=tuple(allow_absent),
+            onload=onload,
+            offload=offload,
+            busy_timeout_s=busy_timeout_s,
+        )
+        self._base_dir = None if base_dir is None else os.fspath(base_dir)
+        self._writers = writers
+        self._is_async = mode == "async"
+        self._own_ranks: list[Ranks] = []
+        if ranks is None:
+            ranks = current_ranks()
+            self._own_ranks.append(ranks)
+        self._ranks = self._behind = ranks
+        if self._is_async:
+            # the background's exchanges, and the foreground's of later steps, never meet
+            self._behind = separate(ranks)
+            if self._behind is not ranks:
+                self._own_ranks.append(self._behind)
+        self._setting: Setting | None = None
+        self._memory = Memory()
+        self._thread: concurrent.futures.ThreadPoolExecutor | None = None
+        self._pending: concurrent.futures.Future[Path] | None = None
+        self._is_closed = False
+
+    def export(
+        self, weights: Weights, step: int, *, final: bool = False
+    ) -> concurrent.futures.Future[Path]:
+        """Publish ``weights`` as the snapshot of ``step``; the result is its directory.
+
+        ``weights``: a transformers, peft or other model, also inside DDP, FSDP2 or torch.compile; a
+        state dict; or an iterator of (name, tensor) in Hugging Face names, which every rank walks
+        to its end and of which rank 0 writes everything. ``final`` marks the run's last snapshot.
+
+        In sync mode the future is done; in async mode the weights may change as soon as this
+        returns, and a call that comes before the last one's snapshot is published waits for it.
+        Failures are the future's: ExportError, with the skip's reason; NoSpace; PeerLost. Raises
+        ValueError for wrong arguments.
+        """
+        self._check(weights, step)
+        future: concurrent.futures.Future[Path] = concurrent.futures.Future()
+        try:
+            export = self._new_export(step, final=final)
+            if not self._is_async:
+                future.set_result(export.run(weights))
+                return future
+            export.collect(weights)
+            if self._thread is None:
+                self._thread = concurrent.futures.ThreadPoolExecutor(1, "evald-export")
+            self._pending = self._thread.submit(_finish, export, self._behind, step)
+        except Exception as error:  # noqa: BLE001 - training never dies of an export
+            future.set_exception(_as_export_error(error, step))
+            return future
+        return self._pending
+
+    def prepare(self, weights: Weights) -> None:
+        """Take the host memory for async exports of ``weights`` now, not in the first of them.
+
+        Optional. What goes wrong is logged, and an error of the exports to come. Raises ValueError
+        for wrong arguments.
+        """
+        self._check(weights, 0)
+        if not self._is_async:
+            return
+        try:
+            self._new_export(0, final=False).prepare(weights)
+        except Exception as error:  # noqa: BLE001 - training never dies of an export
+            _log.warning("export_not_prepared", why=str(_as_export_error(error, 0)))
+
+    def close(self, timeout_s: float = 600.0) -> None:
+        """Wait for the snapshot in flight, at most ``timeout_s``, and give the memory back."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._thread is not None and self._pending is not None:
+            concurrent.futures.wait([self._pending], timeout_s)
+            self._thread.shutdown(wait=False, cancel_futures=True)
+        if self._pending is None or self._pending.done():
+            self._memory.release()
+            for ranks in self._own_ranks:
+                if isinstance(ranks, Processes):
+                    ranks.close()
+
+    def _check(self, weights: Any, step: int) -> None:
+        if self._is_closed:
+            raise ValueError("cannot export: the exporter is closed; make a new one")
+        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+            raise ValueError(f"cannot export step {step!r}: steps are whole numbers from 0 up")
+        if isinstance(weights, str | bytes) or not isinstance(
+            weights, nn.Module | Mapping | Iterable
+        ):
+            raise ValueError(  # noqa: TRY004 - the one error for all wrong arguments
+                f"cannot export a {type(weights).__name__}: give a model, a state dict, or an "
+                "iterator of (name, tensor)"
+            )
+
+    def _new_export(self, step: int, *, final: bool) -> Export:
+        if self._setting is None:
+            self._setting = self._find_setting(step)
+        export = Export(
+            self._options, self._setting, self._ranks, self._memory, step=step, final=final
+        )
+        if self._pending is not None:
+            timeout_s = self._options.busy_timeout_s
+            if not concurrent.futures.wait([self._pending], timeout_s).done:
+                busy = ExportError(
+                    f"the snapshot before it is still being written after {timeout_s:g} s; export "
+                    "less often, or onto a faster file system"
+                )
+                busy.reason = SkipReason.BUSY
+                export.fail(busy)
+        return export
+
+    def _find_setting(self, step: int) -> Setting:
+        """Read the base model on rank 0, for all, and find the ranks that can write."""
+        ranks, root = self._ranks, self._options.root
+        # as random as near_ranks needs it; evald's scan ignores it
+        probe = root / f".tmp-near.{secrets.token_hex(8)}"
+        failure, base = None, None
+        try:
+            if ranks.rank == 0:
+                try:
+                    base = BaseModel.read(self._base_dir)
+                    probe.mkdir(parents=True)
+                except Exception as error:  # noqa: BLE001 - told to all ranks
+                    failure = failure_of(error)
+            base, place = settle(ranks, step, (base, str(probe)), failure)[0]
+            writers: tuple[int, ...] = (0,)
+            if self._writers == "near" and ranks.size > 1:
+                writers = tuple(
+                    rank for rank in near_ranks(ranks, Path(place)) if rank in ranks.near
+                )
+            return Setting(base, writers)
+        finally:
+            shutil.rmtree(probe, ignore_errors=True)
+
+
+def export_snapshot(
+    weights: Weights,
+    root: str | os.PathLike[str],
+    *,
+    step: int,
+    base_dir: str | os.PathLike[str] | None,
+    final: bool = False,
+    **options: Any,
+) -> Path:
+    """Publish one snapshot of ``weights`` in ``root`` and return its directory.
+
+    Collective. ``options``: what ``SnapshotExporter`` takes, but ``mode``; for more than one
+    snapshot it is the better choice. Raises ExportError on every rank, ValueError.
+    """
+    exporter = SnapshotExporter(root, base_dir=base_dir, **options)
+    try:
+        return exporter.export(weights, step, final=final).result()
+    finally:
+        exporter.close()
+
+
+def _finish(export: Export, ranks: Ranks, step: int) -> Path:
+    try:
+        return export.finish(ranks)
+    except Exception as error:
+        raise _as_export_error(error, step) from error
+
+
+def _as_export_error(error: Exception, step: int) -> ExportError:
+    if isinstance(error, ExportError) and str(error).startswith(f"cannot export step {step}:"):
+        return error
+    return failure_of(error).error(step)
+
+
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        options = " or ".join(f'"{choice}"' for choice in choices)
+        raise ValueError(f'cannot use {name} = "{value}": give {options}')

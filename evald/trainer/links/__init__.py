@@ -1,0 +1,1 @@
+"""How a training job asks the daemon: files that both see, or HTTP."""

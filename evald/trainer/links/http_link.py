@@ -1,0 +1,224 @@
+"""Ask the daemon over its HTTP API: from another host with its token, or on its unix socket."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import threading
+import time
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import msgspec
+import structlog
+
+from evald.errors import EvaldError
+from evald.status.token import TOKEN_VARIABLE, check_token, read_token
+from evald.status.view import LAST_SEQ_HEADER, StatusView
+from evald.trainer.links.http_connection import Connection, Place, parse_url
+
+log = structlog.get_logger(__name__)
+
+_CHUNK_BYTES = 256 << 10
+_decoder: msgspec.json.Decoder[dict[str, Any]] = msgspec.json.Decoder(dict[str, Any])
+_FAULTS = (OSError, http.client.HTTPException)
+_REFUSED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
+
+
+class Refused(EvaldError):
+    """The daemon does not take the token."""
+
+
+class _Answer(msgspec.Struct):
+    status: int
+    newest_seq: int
+    body: bytes
+
+
+class HttpLink:
+    """A ``Link`` over HTTP; keeps its connection. Any thread may call; one call at a time.
+
+    ``url``: ``http://host:port``, ``https://...`` (a proxy's) or ``unix:/path/to/socket``. The
+    token is given, or read from ``token_file``, or taken from ``$EVALD_TOKEN``; a unix socket needs
+    none. Each call ends within ``timeout_s``, one for samples within ``samples_timeout_s``.
+
+    A daemon that is not there, and one that refuses the token, are no error of the calls: training
+    must not die of them. They are logged once; :meth:`check` tells them apart. The constructor
+    raises ValueError for a URL, and EvaldError for a token, that cannot be used.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        token: str | None = None,
+        token_file: str | os.PathLike[str] | None = None,
+        timeout_s: float = 5.0,
+        *,
+        samples_timeout_s: float = 60.0,
+    ) -> None:
+        self.url = url
+        self._place = parse_url(url)
+        self._headers = _headers(self._place, token, token_file)
+        self._timeout_s = timeout_s
+        self._samples_timeout_s = samples_timeout_s
+        self._connection: Connection | None = None
+        self._lock = threading.Lock()
+        self._said = ""
+
+    def check(self) -> bool:
+        """Tell whether a daemon answers; for the start of a job.
+
+        Raises Refused when it does not take the token, EvaldError when it is no evald.
+        """
+        answer = self._get("/status", self._timeout_s)
+        if answer is None:
+            return False
+        if answer.status in _REFUSED:
+            raise Refused(self._refusal())
+        self._view(answer)
+        return True
+
+    def status(self) -> StatusView | None:
+        """Return what the daemon does now; None when it does not answer."""
+        answer = self._get_ok("/status", self._timeout_s)
+        if answer is None:
+            return None
+        try:
+            return self._view(answer)
+        except EvaldError as error:
+            self._say(str(error))
+            return None
+
+    def records(self, after: int) -> list[dict[str, Any]]:
+        """Return the ledger's records with ``seq`` above ``after``, oldest first; [] if none.
+
+        What does not come within the timeout comes with the next call.
+        """
+        deadline = time.monotonic() + self._timeout_s
+        records: list[dict[str, Any]] = []
+        while (left_s := deadline - time.monotonic()) > 0:
+            answer = self._get_ok(f"/records?after={after}", left_s)
+            page = None if answer is None else self._lines(answer)
+            if answer is None or not page:
+                break
+            records += page
+            after = max(after + 1, page[-1].get("seq", 0))
+            if after >= answer.newest_seq:
+                break
+        return records
+
+    def samples(self, record_id: str, set_name: str) -> list[dict[str, Any]] | None:
+        """Return the samples of one eval set of a point; None when they cannot be read."""
+        query = urlencode({"record_id": record_id, "set": set_name})
+        answer = self._get_ok(f"/samples?{query}", self._samples_timeout_s)
+        return None if answer is None else self._lines(answer)
+
+    def close(self) -> None:
+        """Close the connection; a later call opens it again."""
+        with self._lock:
+            self._drop()
+
+    def _get_ok(self, path: str, timeout_s: float) -> _Answer | None:
+        answer = self._get(path, timeout_s)
+        if answer is None or answer.status == HTTPStatus.NOT_FOUND:
+            return None
+        if answer.status in _REFUSED:
+            self._say(self._refusal())
+            return None
+        if answer.status != HTTPStatus.OK:
+            said = answer.body.decode(errors="replace").strip()
+            self._say(f"cannot ask evald at {self.url}: HTTP {answer.status}: {said[:200]}")
+            return None
+        self._said = ""
+        return answer
+
+    def _get(self, path: str, timeout_s: float) -> _Answer | None:
+        """Ask once; a second time when the kept connection turns out to be dead."""
+        deadline = time.monotonic() + timeout_s
+        if not self._lock.acquire(timeout=timeout_s):
+            return None
+        try:
+            if self._connection is not None:
+                try:
+                    return self._exchange(path, deadline)
+                except _FAULTS:
+                    self._drop()
+            return self._exchange(path, deadline)
+        except _FAULTS as error:
+            self._drop()
+            self._say(f"cannot ask evald at {self.url}: {error or type(error).__name__}")
+            return None
+        finally:
+            self._lock.release()
+
+    def _exchange(self, path: str, deadline: float) -> _Answer:
+        if self._connection is None:
+            self._connection = Connection(self._place, deadline)
+            self._connection.connect()
+        connection = self._connection
+        connection.allow_until(deadline)
+        connection.request("GET", self._place.prefix + path, headers=self._headers)
+        response = connection.getresponse()
+        body = bytearray()
+        while True:
+            connection.allow_until(deadline)
+            chunk = response.read1(_CHUNK_BYTES)
+            if not chunk:
+                break
+            body += chunk
+        if response.length:  # read1 ends silently where a connection breaks off
+            raise http.client.IncompleteRead(bytes(body), response.length)
+        response.close()  # the connection is free for the next request
+        newest = response.headers.get(LAST_SEQ_HEADER, "0")
+        if response.will_close:
+            self._drop()
+        return _Answer(response.status, int(newest) if newest.isdecimal() else 0, bytes(body))
+
+    def _drop(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _view(self, answer: _Answer) -> StatusView:
+        try:
+            return msgspec.json.decode(answer.body, type=StatusView)
+        except msgspec.DecodeError as error:
+            raise EvaldError(
+                f"cannot understand what answers at {self.url} (HTTP {answer.status}): {error}; "
+                "is it an evald, and of this version?"
+            ) from error
+
+    def _lines(self, answer: _Answer) -> list[dict[str, Any]] | None:
+        try:
+            return [_decoder.decode(line) for line in answer.body.splitlines()]
+        except msgspec.DecodeError as error:
+            self._say(f"cannot understand what answers at {self.url}: {error}")
+            return None
+
+    def _refusal(self) -> str:
+        return (
+            f"cannot ask evald at {self.url}: it does not take the token; give the one of its "
+            f"status.token_file or status.token_env, here or in ${TOKEN_VARIABLE}"
+        )
+
+    def _say(self, sentence: str) -> None:
+        """Log a fault once, until something has worked again."""
+        if sentence != self._said:
+            log.warning("evald_not_asked", detail=sentence)
+        self._said = sentence
+
+
+def _headers(
+    place: Place, token: str | None, token_file: str | os.PathLike[str] | None
+) -> dict[str, str]:
+    if token is not None and token_file is not None:
+        raise ValueError("cannot take token and token_file: give one of the two")
+    if token is not None:
+        token = check_token(token, "the argument token")
+    elif token_file is not None:
+        token = read_token(Path(token_file))
+    elif place.scheme != "unix" and TOKEN_VARIABLE in os.environ:
+        token = check_token(os.environ[TOKEN_VARIABLE], f"environment variable {TOKEN_VARIABLE}")
+    return {} if token is None else {"Authorization": f"Bearer {token}"}

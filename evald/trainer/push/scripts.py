@@ -1,0 +1,96 @@
+"""What a push does at the far end of ssh: small scripts for any POSIX shell, with their arguments.
+
+Each begins in the far root, given as its first argument, and never makes it: evald does that, and a
+path that is wrong must not become a directory.
+"""
+
+from __future__ import annotations
+
+from evald.trainer.push.far import STALE_MINUTES
+
+#: exit codes of the scripts; others are the programs' own.
+NO_ROOT, CUT_SHORT, TAKEN = 44, 45, 46
+
+#: New folders are as open to the group as the root is; a default ACL rules in any case.
+_BEGIN = f"""
+cd -- "$1" 2>/dev/null || exit {NO_ROOT}
+open=g+rX
+umask 022
+if [ -n "$(find . -maxdepth 0 -perm -020)" ]; then
+  open=g+rwX
+  umask 002
+fi
+"""
+BOARD = (
+    _BEGIN
+    + """
+for board in .evald/status.json ../.evald/status.json; do
+  if [ -f "$board" ]; then cat "$board"; exit; fi
+done
+"""
+)
+#: $2 name, $3 marker, $4 the hidden directory, $5 how the hidden names of this name begin, $6 yes:
+#: replace what is there.
+PREPARE = (
+    _BEGIN
+    + f"""
+set -e
+if [ -e "$2" ] || [ -L "$2" ]; then
+  if [ "$6" != yes ]; then
+    if [ -f "$2/$3" ]; then echo marked; else echo unmarked; fi
+    exit
+  fi
+  rm -f -- "$2/$3"
+  mv -f -- "$2" "$4.old"
+fi
+rm -rf -- "$4.old"
+for old in "$5"????????????????; do
+  if [ "$old" != "$4" ]; then rm -rf -- "$old"; fi
+done
+find . -maxdepth 1 -name '.push-*' ! -name "$4" -mmin +{STALE_MINUTES} -exec rm -rf -- {{}} + || :
+mkdir -p -- "$4"
+df -Pk .
+du -sk -- "$4"
+echo absent
+"""
+)
+#: takes a file from standard input: half of one, or one that finds no room, never gets its name.
+_RECEIVE = f"""
+cat > "$3" && chmod u+rw,go+r -- "$3" || {{ rm -f -- "$3"; exit 1; }}
+if [ "$(wc -c < "$3")" -ne "$4" ]; then
+  rm -f -- "$3"
+  exit {CUT_SHORT}
+fi
+"""
+#: $2 name, $3 a hidden name, $4 bytes on standard input.
+WRITE = (
+    _BEGIN
+    + """
+mkdir -p -- "$(dirname -- "$2")" || exit
+"""
+    + _RECEIVE
+    + """
+mv -f -- "$3" "$2" || { rm -f -- "$3"; exit 1; }
+"""
+)
+#: $2 to $4 as for WRITE, of the marker; $5 name, $6 the hidden directory. Room is needed before the
+#: directory has its name, and not after it.
+PUBLISH = (
+    _BEGIN
+    + f"""
+if [ -e "$5" ] || [ -L "$5" ]; then exit {TAKEN}; fi
+chmod -R "u+rwX,o+rX,$open" -- "$6" || exit
+mkdir -p -- "$(dirname -- "$5")" "$(dirname -- "$6/${{2#"$5/"}}")" || exit
+"""
+    + _RECEIVE
+    + """
+mv -f -- "$6" "$5" && mv -f -- "$3" "$2" || { rm -f -- "$3"; exit 1; }
+"""
+)
+#: $2 how the hidden names begin.
+DISCARD = (
+    _BEGIN
+    + """
+rm -rf -- "$2"???????????????? "$2"????????????????.old
+"""
+)
