@@ -17,11 +17,12 @@ def aggregate_metrics(
     """Compute the metrics of one aggregate from those of its sets.
 
     ``macro``: the mean of the sets' headlines; ``micro``: weighted by their numbers of questions,
-    which is the mean over all questions. Sets are independent: ``sqrt(sum of (w * stderr)^2)``,
+    which is the mean over all questions, and for perplexities by their tokens, which is what one
+    set of all documents would have. Sets are independent: ``sqrt(sum of (w * stderr)^2)``,
     with a normal interval. Differences are put together in the same way. What a set does not
     have, the aggregate does not have either.
     """
-    shares = _weights(aggregate, questions)
+    shares = _weights(aggregate, metrics, questions)
     key = f"eval/{aggregate.name}"
     headlines = _all(metrics, [f"eval/{name}" for name in aggregate.sets])
     if headlines is None:
@@ -45,8 +46,13 @@ def aggregate_metrics(
     return found
 
 
-def _weights(aggregate: Aggregate, questions: Mapping[str, int]) -> list[float]:
-    sizes = [1 if aggregate.how == "macro" else questions[name] for name in aggregate.sets]
+def _weights(
+    aggregate: Aggregate, metrics: Mapping[str, float], questions: Mapping[str, int]
+) -> list[float]:
+    sizes = [1.0] * len(aggregate.sets)
+    if aggregate.how == "micro":
+        tokens = _all(metrics, [f"eval/{name}/tokens" for name in aggregate.sets])
+        sizes = tokens or [questions[name] for name in aggregate.sets]
     return [size / sum(sizes) for size in sizes]
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Hashable, Sequence
 
 import msgspec
 
 from evald.evals.stats.errors import Z80, Z95, mean_error
-from evald.evals.stats.student_t import two_sided_p
+from evald.evals.stats.student_t import regularised_beta, two_sided_p
 
 
 class Difference(msgspec.Struct, frozen=True):
@@ -17,20 +16,22 @@ class Difference(msgspec.Struct, frozen=True):
 
     delta: float
     stderr: float
-    #: two-sided, of the hypothesis that there is no difference.
-    p: float
+    #: two-sided, of the hypothesis that there is no difference; None where the differences have
+    #: no spread from which it could be told.
+    p: float | None
     n: int
     #: questions that were better, and worse, than before.
     up: int
     down: int
 
     @property
-    def detectable(self) -> float:
+    def detectable(self) -> float | None:
         """Smallest true difference that is found with 80 % power at a 5 % level, two-sided.
 
-        ``(z_0.975 + z_0.8) * stderr`` (Miller, arXiv 2411.00640, on power analysis).
+        ``(z_0.975 + z_0.8) * stderr`` (Miller, arXiv 2411.00640, on power analysis); None without
+        a spread: equal differences do not show how much they could have differed.
         """
-        return (Z95 + Z80) * self.stderr
+        return (Z95 + Z80) * self.stderr if self.stderr else None
 
 
 def difference(
@@ -50,17 +51,15 @@ def difference(
     error = mean_error(differences, clusters)
     up = sum(value > 0 for value in differences)
     down = sum(value < 0 for value in differences)
-    if binary and n_clusters == len(differences):
-        p = mcnemar(up, down)
-    else:
-        p = t_test(delta, error, n_clusters)
+    single = binary and n_clusters == len(differences)
+    p = mcnemar(up, down) if single else t_test(delta, error, n_clusters)
     return Difference(delta, error, p, len(differences), up, down)
 
 
-def t_test(delta: float, error: float, n_clusters: int) -> float:
-    """Return the two-sided p of ``delta`` against 0."""
+def t_test(delta: float, error: float, n_clusters: int) -> float | None:
+    """Return the two-sided p of ``delta`` against 0; None for an error of 0."""
     if error == 0:
-        return 1.0 if delta == 0 else 0.0
+        return None
     return two_sided_p(delta / error, n_clusters - 1)
 
 
@@ -69,7 +68,7 @@ def mcnemar(up: int, down: int) -> float:
 
     Q. McNemar, Psychometrika 12 (1947) 153-157, in its exact binomial form.
     """
-    flips = up + down
-    tail = sum(math.comb(flips, i) for i in range(min(up, down) + 1))
-    # whole numbers until the last step: 2 ** -flips alone would be 0 for many flips
-    return min(1.0, 2 * tail / (1 << flips)) if flips else 1.0
+    # the tail of a binomial distribution is an incomplete beta function (Abramowitz and Stegun,
+    # 26.5.24), which takes no longer for many flips
+    fewer = min(up, down)
+    return 1.0 if up == down else min(1.0, 2 * regularised_beta(0.5, up + down - fewer, fewer + 1))

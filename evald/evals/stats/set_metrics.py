@@ -289,7 +289,7 @@ def _compared(key: str, new: Table, old: Table, kind: str) -> dict[str, float]:
         )
     if found is None:
         return {}
-    return {
+    numbers = {
         key: found.delta,
         f"{key}_stderr": found.stderr,
         f"{key}_p": found.p,
@@ -298,3 +298,4 @@ def _compared(key: str, new: Table, old: Table, kind: str) -> dict[str, float]:
         f"{key}_down": float(found.down),
         f"{key}_mde": found.detectable,
     }
+    return {name: number for name, number in numbers.items() if number is not None}

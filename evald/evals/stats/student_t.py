@@ -21,8 +21,8 @@ def two_sided_p(t: float, df: float) -> float:
     if math.isinf(t):
         return 0.0
     if abs(t) < 1:
-        return 1 - _regularised_beta(t * t / (df + t * t), 0.5, df / 2)
-    return _regularised_beta(df / (df + t * t), df / 2, 0.5)
+        return 1 - regularised_beta(t * t / (df + t * t), 0.5, df / 2)
+    return regularised_beta(df / (df + t * t), df / 2, 0.5)
 
 
 @functools.cache
@@ -43,7 +43,7 @@ def critical(confidence: float, df: float) -> float:
     return (low + high) / 2
 
 
-def _regularised_beta(x: float, a: float, b: float) -> float:
+def regularised_beta(x: float, a: float, b: float) -> float:
     """Return the regularised incomplete beta function ``I_x(a, b)``."""
     if x <= 0:
         return 0.0

@@ -41,20 +41,24 @@ def majority_at_k(n: int, answers: Mapping[str, Votes], k: int) -> float:
     votes the score is 0.
 
     For each answer a and number of votes m the subsets are counted in which a has m votes, t
-    others have m too, and nobody more. Time grows with ``k^3``: see ``set_metrics`` for which k.
+    others have m too, and nobody more; answers with equal counts have equally many. Time grows
+    with ``k^3``: see ``set_metrics`` for which k.
     """
     silent = n - sum(votes.count for votes in answers.values())
     counts = Counter(votes.count for votes in answers.values())
     total = 0.0
+    scores: dict[int, float] = {}
     for votes in answers.values():
-        if votes.score == 0:
+        scores[votes.count] = scores.get(votes.count, 0.0) + votes.score
+    for count, score in scores.items():
+        if score == 0:
             continue
         others = counts.copy()
-        others[votes.count] -= 1
-        for m in range(1, min(votes.count, k) + 1):
+        others[count] -= 1
+        for m in range(1, min(count, k) + 1):
             ways = _ways(others, silent, m, k - m)
             shares = math.fsum(number / (ties + 1) for ties, number in enumerate(ways))
-            total += votes.score * math.comb(votes.count, m) * shares
+            total += score * math.comb(count, m) * shares
     return total / math.comb(n, k)
 
 

@@ -265,6 +265,9 @@ def test_aggregates_put_sets_and_their_errors_together() -> None:
         Aggregate(name="all", sets=["a", "b"], how="micro"), metrics, questions
     )
     assert micro["eval/all"] == pytest.approx(0.35)
+    texts = {"eval/a": 1.0, "eval/a/tokens": 900.0, "eval/b": 2.0, "eval/b/tokens": 100.0}
+    both = Aggregate(name="all", sets=["a", "b"], how="micro")
+    assert aggregate_metrics(both, texts, questions)["eval/all"] == pytest.approx(1.1)
     alone = aggregate_metrics(Aggregate(name="all", sets=["a"]), metrics, questions)
     assert (alone["eval/all/delta_prev"], alone["eval/all/delta_prev_stderr"]) == (0.1, 0.02)
     assert aggregate_metrics(Aggregate(name="all", sets=["c"]), metrics, questions) == {}
