@@ -100,7 +100,7 @@ def _print(lines: list[bytes], after: int) -> None:
     for line in lines:
         try:
             seq = _decoder.decode(line).seq
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             continue
         if seq > after:
             sys.stdout.write(line.decode() + "\n")

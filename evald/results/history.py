@@ -106,7 +106,7 @@ class History:
 def _head(line: bytes) -> _Head | None:
     try:
         return _heads.decode(line)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return None
 
 

@@ -137,7 +137,10 @@ _decoder: msgspec.json.Decoder[AnyRecord] = msgspec.json.Decoder(AnyRecord)
 
 def decode(line: bytes) -> AnyRecord:
     """Decode one line of the ledger; raises ``msgspec.DecodeError`` on anything else."""
-    return _decoder.decode(line)
+    try:
+        return _decoder.decode(line)
+    except RecursionError as error:
+        raise msgspec.DecodeError(f"it is nested too deep: {error}") from error
 
 
 class Newer(msgspec.Struct, kw_only=True):
@@ -158,7 +161,10 @@ def decode_any(line: bytes) -> AnyRecord | Newer:
     Unknown fields are dropped. Raises ``msgspec.DecodeError``, and its subclass
     ``msgspec.ValidationError`` for what is JSON but no record of this ``schema``.
     """
-    head = _newer_decoder.decode(line)
+    try:
+        head = _newer_decoder.decode(line)
+    except RecursionError as error:
+        raise msgspec.DecodeError(f"it is nested too deep: {error}") from error
     if head.schema != SCHEMA:
         raise msgspec.ValidationError(f"it has schema {head.schema}, this evald reads {SCHEMA}")
     return decode(line) if head.type in _KNOWN else head

@@ -132,7 +132,7 @@ class SampleJournal:
             for number, line in enumerate(file, start=1):
                 try:
                     one = _line_decoder.decode(line)
-                except msgspec.DecodeError as fault:
+                except (msgspec.DecodeError, RecursionError) as fault:
                     log.warning(
                         "sample_unreadable", path=str(self.path), line=number, error=str(fault)
                     )

@@ -35,7 +35,7 @@ class StoredSamples:
         for offset, line in self._lines():
             try:
                 one = _records.decode(line)
-            except msgspec.DecodeError:
+            except (msgspec.DecodeError, RecursionError):
                 continue
             if (one.digest, one.config) == self._mine and one.sample < self._n_samples:
                 newest[one.question, one.sample] = offset

@@ -160,7 +160,7 @@ async def fetch_status(door: Door, *, timeout_s: float = TIMEOUT_S) -> StatusVie
     _, body = await ask(door, "GET", "/status", timeout_s=timeout_s)
     try:
         return msgspec.json.decode(body, type=StatusView)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise EvaldError(f"cannot understand the daemon at {door}: {error}") from error
 
 

@@ -105,5 +105,5 @@ def seq_of(line: bytes) -> int | None:
     """Return the ``seq`` of a line of the ledger; None for a line that is no record."""
     try:
         return _decoder.decode(line).seq
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return None

@@ -116,7 +116,7 @@ class Routes:
     async def _command(self, request: web.Request) -> web.Response:
         try:
             command = msgspec.json.decode(await request.read(), type=Command)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             return web.Response(status=400, text=f"cannot understand the command: {error}")
         try:
             return web.Response(text=await self._operate(command))

@@ -316,7 +316,7 @@ def _beat_if_held(root: Path, run: str | None, step: int) -> int | None:
             for point in status["queued"] + status["running"]:
                 if point["step"] == step and run in {None, point["run"]}:
                     return int(status["beat"])
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             # no daemon has ever served here, or one that speaks another schema
             continue
     return None

@@ -15,6 +15,7 @@ from status_stage import TOKEN, stage
 
 from evald.errors import EvaldError
 from evald.status.token import TokenError
+from evald.trainer.dispatcher import EvalDispatcher
 from evald.trainer.links.http_connection import parse_url
 from evald.trainer.links.http_link import HttpLink, Refused
 
@@ -70,6 +71,19 @@ async def test_a_wrong_token_is_an_error_of_check_alone(
                 assert await in_thread(link.records, 0) == []
                 assert await in_thread(link.samples, "a/step/1/r0", "math") is None
         assert capsys.readouterr().out.count("evald_not_asked") == 1
+
+
+async def test_a_wrong_token_is_told_when_a_job_begins(tmp_path: Path) -> None:
+    def begin() -> None:
+        wrong = "no token"
+        EvalDispatcher(
+            tmp_path / "root", first_step=1, interval=5, mode="reuse", save_interval=5,
+            checkpoint_path="/c/{step}", url=s.url, token=wrong,
+        )  # fmt: skip
+
+    async with stage(tmp_path) as s:
+        with pytest.raises(ValueError, match="does not take the token"):
+            await in_thread(begin)
 
 
 async def test_a_daemon_that_comes_and_goes(

@@ -118,7 +118,11 @@ def test_a_reader_beside_the_writer_sees_each_record_once_across_rotation(tmp_pa
 
 
 def evald(*argv: object) -> list[str]:
-    code = "import sys; from evald.cli import main; sys.exit(main())"
+    # a job in the background of a shell ignores Ctrl-C, and so would whatever it starts
+    code = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "from evald.cli import main; sys.exit(main())"
+    )
     return [sys.executable, "-c", code, *map(str, argv)]
 
 

@@ -52,7 +52,7 @@ def read_samples(path: Path, digest: str, config: str) -> Samples:
         for line in file:
             try:
                 sample = _decoder.decode(line)
-            except msgspec.DecodeError:
+            except (msgspec.DecodeError, RecursionError):
                 continue
             if (sample.digest, sample.config) == (digest, config):
                 samples.setdefault(sample.question, {})[sample.sample] = sample

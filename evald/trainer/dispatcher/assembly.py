@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from evald.errors import EvaldError
 from evald.trainer.contract import Alone, Carrier, Link, Ranks
 from evald.trainer.dispatcher.arguments import Arguments, is_far
 from evald.trainer.dispatcher.courier import Courier
@@ -89,14 +90,23 @@ class Ways:
         return Path(self._destination or "").expanduser() if local else arguments.root
 
     def link(self, arguments: Arguments) -> Link:
-        """Build the way to ask; raises ValueError or EvaldError for a bad URL or token."""
+        """Build the way to ask; raises ValueError or EvaldError for a bad URL or token.
+
+        A token that the daemon refuses is told now; a daemon that is not there yet is no error.
+        """
         if self._link is not None:
             return self._link
         if self._url is None:
             return FileLink(self.root(arguments), self._results)
         from evald.trainer.links.http_link import HttpLink  # noqa: PLC0415 - one host does without
 
-        return HttpLink(self._url, self._token, self._token_file)
+        link = HttpLink(self._url, self._token, self._token_file)
+        try:
+            link.check()
+        except EvaldError as error:
+            link.close()
+            raise ValueError(str(error)) from error
+        return link
 
     def courier(self, arguments: Arguments, link: Link) -> Courier | None:
         """Build the way for snapshots; None: the root is the daemon's own.

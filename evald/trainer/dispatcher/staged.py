@@ -79,7 +79,7 @@ def remove(path: Path, root: Path, marker: str) -> None:
 def _run(content: bytes) -> str | None:
     try:
         manifest = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None  # an empty marker, or another trainer's
     run = manifest.get("run") if isinstance(manifest, dict) else None
     return run if isinstance(run, str) else None

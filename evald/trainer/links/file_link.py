@@ -41,7 +41,7 @@ class FileLink:
         for path in self._boards():
             try:
                 status = msgspec.json.decode(path.read_bytes(), type=StatusView)
-            except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+            except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 continue  # nobody has served here, or an evald that speaks another schema
             self._told = Path(status.results)
             return status
@@ -81,7 +81,7 @@ class FileLink:
         try:
             lines = (folder / f"{set_name}.jsonl").read_bytes().splitlines()
             return [msgspec.json.decode(line) for line in lines if line]
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None
 
     def close(self) -> None:
@@ -105,7 +105,7 @@ def _record(line: bytes) -> dict[str, Any] | None:
     """Return a line as a record; None for what is none."""
     try:
         record = msgspec.json.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     if not isinstance(record, dict) or not isinstance(record.get("seq"), int):
         return None

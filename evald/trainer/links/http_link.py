@@ -184,7 +184,7 @@ class HttpLink:
     def _view(self, answer: _Answer) -> StatusView:
         try:
             return msgspec.json.decode(answer.body, type=StatusView)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise EvaldError(
                 f"cannot understand what answers at {self.url} (HTTP {answer.status}): {error}; "
                 "is it an evald, and of this version?"
@@ -193,7 +193,7 @@ class HttpLink:
     def _lines(self, answer: _Answer) -> list[dict[str, Any]] | None:
         try:
             return [_decoder.decode(line) for line in answer.body.splitlines()]
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             self._say(f"cannot understand what answers at {self.url}: {error}")
             return None
 

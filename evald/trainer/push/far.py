@@ -131,7 +131,7 @@ def read_board(content: bytes) -> StatusView | None:
     """Read ``status.json``; None where no daemon has served, or one of another version."""
     try:
         return msgspec.json.decode(content, type=StatusView)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 
 
