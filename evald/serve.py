@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import sys
 
 import structlog
@@ -17,10 +18,14 @@ from evald.preflight import preflight
 
 log = structlog.get_logger(__name__)
 
+#: engines in the hundreds, a connection for each request in flight.
+_OPEN_FILES = 65_536
+
 
 def serve(config: Config, *, exit_on_run_end: bool, log_level: str) -> int:
     """Run the daemon; returns its exit code."""
     configure_logging(log_level)
+    _allow_many_files()
     checked = preflight(config, environ=os.environ, keep_data=True)
     for note in checked.notes:
         log.info("preflight", note=note)
@@ -37,6 +42,14 @@ def serve(config: Config, *, exit_on_run_end: bool, log_level: str) -> int:
             code = max(code, EXIT_CONFIG if isinstance(error, ConfigError) else 1)
             print(f"evald: {error}", file=sys.stderr)  # noqa: T201 (the last word to a person)
     return code
+
+
+def _allow_many_files() -> None:
+    """Raise the soft limit on open files: a session's default of 1024 is for interactive work."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _leaves(group: BaseExceptionGroup[EvaldError]) -> list[BaseException]:

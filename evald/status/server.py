@@ -10,6 +10,7 @@ import structlog
 from aiohttp import web
 
 from evald.errors import EvaldError
+from evald.status.bounded import BoundedRunner
 from evald.status.listen import TcpListener, show_address
 from evald.status.routes import Operate, Routes
 from evald.status.sockets import LINK_NAME, answers, check_fallback, fallback_dir, socket_path
@@ -21,6 +22,8 @@ log = structlog.get_logger(__name__)
 
 SOCKET_MODE = 0o660
 SHUTDOWN_TIMEOUT_S = 2.0
+#: connections of each listener; a node is asked by a trainer, a few people and a monitor.
+MAX_CONNECTIONS = 128
 
 
 class StatusServer:
@@ -83,8 +86,10 @@ class StatusServer:
         self.listen = show_address(host, port)
 
     async def _runner(self, token: str | None) -> web.AppRunner:
-        runner = web.AppRunner(
-            self._routes.app(token=token), access_log=None, shutdown_timeout=SHUTDOWN_TIMEOUT_S
+        runner = BoundedRunner(
+            self._routes.app(token=token),
+            limit=MAX_CONNECTIONS,
+            shutdown_timeout=SHUTDOWN_TIMEOUT_S,
         )
         await runner.setup()
         self._runners.append(runner)

@@ -19,6 +19,7 @@ from evald.errors import EvaldError
 from evald.status import routes
 from evald.status.client import NotRunning, Remote, fetch_records, fetch_status, operate
 from evald.status.remote_ledger import RemoteLedger
+from evald.status.server import MAX_CONNECTIONS
 
 
 @pytest.fixture
@@ -83,6 +84,24 @@ async def test_wrong_tokens_are_logged_once_a_minute(
 async def test_without_an_address_there_is_no_tcp(tmp_path: Path) -> None:
     async with stage(tmp_path, tcp=False) as s:
         assert (await fetch_status(s.server.socket)).listen is None
+
+
+async def test_many_silent_connections_cost_no_others(tmp_path: Path) -> None:
+    async with stage(tmp_path) as s:
+        host, _, port = str(s.server.listen).rpartition(":")
+        opened = []
+        try:
+            for _ in range(3 * MAX_CONNECTIONS):
+                reader, writer = await asyncio.open_connection(host, int(port))
+                writer.write(b"GET /status HTTP/1.1\r\nX: ")
+                opened.append((reader, writer))
+            assert (await fetch_status(Remote(s.url, TOKEN))).run == "demo"
+            # the oldest were closed, and only they
+            assert await asyncio.wait_for(opened[0][0].read(), 10) == b""
+            assert not opened[-1][0].at_eof()
+        finally:
+            for _, writer in opened:
+                writer.close()
 
 
 async def test_ipv6(tmp_path: Path) -> None:
