@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from evald.config import Config, Defaults, Table
+from evald.config import Config, Defaults, EvalSet, Table
 from evald.config_check import cross_check
 from evald.config_resolve import lay_over_preset, resolve_engines, resolve_paths
 from evald.errors import ConfigError
@@ -74,9 +74,19 @@ def build_config(raw: dict[str, Any], *, base: Path, environ: Mapping[str, str])
     return config
 
 
-def dump_config(config: Config) -> dict[str, Any]:
-    """Show the resolved config as plain data, for logs and ``evald check``."""
+def dump_config(config: Config, *, brief: bool = False) -> dict[str, Any]:
+    """Show the resolved config as plain data, for logs and ``evald check``.
+
+    ``brief``: of each eval set only its name and what differs from ``[defaults]``.
+    """
     dumped: dict[str, Any] = msgspec.to_builtins(config)
+    if brief:
+        inherited = EvalSet(name="", **msgspec.structs.asdict(config.defaults))
+        usual = msgspec.to_builtins(inherited)
+        dumped["eval"] = [
+            {key: value for key, value in one.items() if value != usual[key]}
+            for one in dumped["eval"]
+        ]
     if config.fleet is not None and config.fleet.inherit is not None:
         command = config.fleet.inherit.command
         dumped["fleet"]["inherit"]["command"] = command and hide_secrets(command)

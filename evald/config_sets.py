@@ -40,6 +40,8 @@ class Defaults(Table, frozen=True, kw_only=True):
     repetition_penalty: Annotated[float, Meta(gt=0, le=2)] = 1.0
     min_new_tokens: Count = 0
     max_response_len: Positive = 512
+    #: kinds "loglikelihood_choice" and "perplexity" ask once, whatever this says: asking again
+    #: would give the same.
     n_samples_per_eval_prompt: Positive = 1
     #: fewest samples that must have a score: with fewer the point is "partial", whatever
     #: max_error_share says.
@@ -79,6 +81,7 @@ class Defaults(Table, frozen=True, kw_only=True):
     #: part of every sample's seed; SGLang heeds seeds in deterministic inference only.
     seed: int = 0
     #: k of pass@k, for scores of 0 and 1; empty: 1, 2, 4, ... up to n_samples_per_eval_prompt.
+    #: Kinds that ask once have none.
     pass_k: list[Positive] = []
     #: the whole set, from its first request; None: the point's deadline alone.
     set_deadline_s: Seconds | None = None

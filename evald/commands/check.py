@@ -22,7 +22,7 @@ def run(args: argparse.Namespace) -> int:
 
     config = load_config(args.config)
     checked = preflight(config)
-    for line in _lines(dump_config(config)):
+    for line in _lines(dump_config(config, brief=True)):
         print(line)
     if config.fleet is not None and checked.fleet is not None:
         print()

@@ -92,7 +92,8 @@ class Result:
     no_answer: bool = False
     #: with a score: for people.
     reason: str = ""
-    #: further finite numbers; their means become ``eval/{set}/{name}``.
+    #: further finite numbers; their means become ``eval/{set}/{name}``. A name has small letters,
+    #: digits and ``_``, 64 at most, and is none that evald writes itself (``stderr``, ``*_ratio``).
     values: dict[str, float] = dataclasses.field(default_factory=dict)
     #: the conversation (anything that JSON can hold), kept in the samples file.
     messages: list[Any] | None = None

@@ -31,6 +31,25 @@ class BadRow(Exception):
     """One fault of one row, without the place."""
 
 
+class KeyMissing(BadRow):
+    """A row has no such key. ``setting`` names it."""
+
+    def __init__(self, row: dict[str, Any], key: str, setting: str) -> None:
+        self.key = key
+        self.setting = setting
+        self.has = ", ".join(row) or "nothing"
+        super().__init__(
+            f"key {key!r} is missing (the row has {self.has}); set {setting} to the right one"
+        )
+
+    def of_all(self, n_rows: int) -> str:
+        """Say it once for all the rows of a file, of which this is the first."""
+        return (
+            f"key {self.key!r} is missing in all {n_rows} rows (the first has {self.has}); "
+            f"set {self.setting} to the right one"
+        )
+
+
 def decode_row(content: bytes) -> dict[str, Any]:
     """Read one row; raises BadRow."""
     try:
@@ -75,8 +94,7 @@ def row_tools(row: dict[str, Any], key: str | None) -> list[dict[str, Any]]:
 def take(row: dict[str, Any], key: str, setting: str) -> Any:
     """Return the value of a key that must be there; raises BadRow."""
     if key not in row:
-        has = ", ".join(row) or "nothing"
-        raise BadRow(f"key {key!r} is missing (the row has {has}); set {setting} to the right one")
+        raise KeyMissing(row, key, setting)
     return row[key]
 
 

@@ -14,7 +14,16 @@ from evald.evals.custom.settings import function_version
 from evald.evals.graders import grader_version
 from evald.evals.kinds import Kind, kind_of
 from evald.evals.row_source import RowSource, Unreadable
-from evald.evals.rows import BadRow, Question, decode_row, json_kind, row_metadata, row_tools, take
+from evald.evals.rows import (
+    BadRow,
+    KeyMissing,
+    Question,
+    decode_row,
+    json_kind,
+    row_metadata,
+    row_tools,
+    take,
+)
 
 #: faults named in one error; a file that is wrong throughout should not fill the screen.
 _MAX_PROBLEMS = 20
@@ -130,15 +139,23 @@ def _too_few(eval_set: EvalSet, n_questions: int) -> list[str]:
 def _read_rows(
     eval_set: EvalSet, kind: Kind, rows: RowSource, where: str
 ) -> tuple[list[Question], list[str]]:
-    """Read all rows; return the good ones and a sentence for each bad one."""
+    """Read all rows; return the good ones and a sentence for each bad one.
+
+    A key that no row has is one fault, not one of each row.
+    """
     questions: list[Question] = []
     problems: list[str] = []
     place_of: dict[str, str] = {}
+    missing: list[KeyMissing] = []
+    n_rows = 0
     for row in rows:
+        n_rows += 1
         try:
             question = _read_row(eval_set, kind, row.content, row.number)
         except BadRow as bad:
             problems.append(f"{where} {row.place}: {bad}")
+            if isinstance(bad, KeyMissing):
+                missing.append(bad)
             continue
         first = place_of.setdefault(question.id, row.place)
         if first != row.place:
@@ -147,6 +164,8 @@ def _read_rows(
                 f"{question.id!r} of {first} again; every row needs an id of its own"
             )
         questions.append(question)
+    if len(missing) == n_rows > 1 and len({one.key for one in missing}) == 1:
+        problems = [f"{where}: {missing[0].of_all(n_rows)}"]
     return questions, problems
 
 

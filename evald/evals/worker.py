@@ -1,8 +1,8 @@
 """A worker's own process: ``python -m evald.evals.worker PARENT_PID [math] [python=RULES]``.
 
 Frames on stdin and stdout: four bytes of length (big endian), then msgpack. First an empty Reply
-says "ready"; then each Job is answered by one Reply. The process ends at EOF, and with its parent
-(``worker_keeper``).
+says "ready"; then each Order is answered by one Reply with its number. The process ends at EOF, and
+with its parent (``worker_keeper``). A process that user's code forks off never answers.
 """
 
 from __future__ import annotations
@@ -48,29 +48,39 @@ class GradeJob(msgspec.Struct, array_like=True, tag=True):
 Job = GradeJob | StatsJob
 
 
+class Order(msgspec.Struct, array_like=True):
+    """A job, and the number that its reply must have."""
+
+    number: int
+    job: Job
+
+
 class Reply(msgspec.Struct, array_like=True):
     """The packed result of a job, or why there is none; the first one, with neither, is "ready"."""
 
     result: msgspec.Raw = msgspec.Raw(msgspec.msgpack.encode(None))
     failure: str | None = None
+    #: that of the order, from 1; 0: "ready".
+    number: int = 0
 
 
-def frame(message: Job | Reply) -> bytes:
+def frame(message: Order | Reply) -> bytes:
     """Pack one message with its length."""
     body = msgspec.msgpack.encode(message)
     return len(body).to_bytes(HEADER_BYTES, "big") + body
 
 
-def answer(job: Job) -> Reply:
+def answer(job: Job, number: int = 0) -> Reply:
     """Do one job; whatever it raises becomes the failure of this one."""
     try:
         result = set_metrics(job) if isinstance(job, StatsJob) else _grade(job)
-        return Reply(msgspec.Raw(msgspec.msgpack.encode(result)))
+        return Reply(msgspec.Raw(msgspec.msgpack.encode(result)), number=number)
     except GraderFailed as failed:
-        return Reply(failure=str(failed))
+        return Reply(failure=str(failed), number=number)
     # sympy and antlr raise anything at all, and none of it may cost another answer
     except Exception as error:  # noqa: BLE001 - see above
-        return Reply(failure=one_line(f"{type(error).__name__}: {error}"[:500]))
+        failure = one_line(f"{type(error).__name__}: {error}"[:500])
+        return Reply(failure=failure, number=number)
 
 
 def _grade(job: GradeJob) -> Grade:
@@ -87,13 +97,12 @@ def main() -> None:
         signal.signal(number, lambda *_: None)
     limit_memory(_MEMORY_BYTES)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # what a library prints must not land between frames
-    replies = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    _send(replies, _prepare(preload))
-    jobs = msgspec.msgpack.Decoder(Job)
-    while (body := _receive(sys.stdin.buffer)) is not None:
-        _send(replies, answer(jobs.decode(body)))
+    pipes = _Pipes()
+    pipes.send(_prepare(preload))
+    orders = msgspec.msgpack.Decoder(Order)
+    while (body := pipes.receive()) is not None:
+        order = orders.decode(body)
+        pipes.send(answer(order.job, order.number))
 
 
 def preload_python(rules: Rules) -> str:
@@ -126,18 +135,36 @@ def _die_with(parent_pid: int) -> None:
         sys.exit(1)
 
 
-def _send(pipe: BinaryIO, reply: Reply) -> None:
-    pipe.write(frame(reply))
-    pipe.flush()
+class _Pipes:
+    """Standard input and output, taken away from everything else in the process."""
 
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        # what a library prints must not land between frames, nor may a program that a grader starts
+        # wait for what it will never read (neither copy is inherited by programs)
+        self._orders: BinaryIO = os.fdopen(os.dup(0), "rb")
+        self._replies: BinaryIO = os.fdopen(os.dup(1), "wb")
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.close(nothing)
+        os.dup2(2, 1)
 
-def _receive(pipe: BinaryIO) -> bytes | None:
-    header = pipe.read(HEADER_BYTES)
-    if len(header) < HEADER_BYTES:
-        return None
-    size = int.from_bytes(header, "big")
-    body = pipe.read(size)
-    return body if len(body) == size else None
+    def send(self, reply: Reply) -> None:
+        """Answer; in a process that was forked off on the way here, end."""
+        if os.getpid() != self._pid:
+            # a grader has forked, and its child came back too: this answer is nobody's
+            os._exit(0)
+        self._replies.write(frame(reply))
+        self._replies.flush()
+
+    def receive(self) -> bytes | None:
+        """Wait for one order; None at the end."""
+        header = self._orders.read(HEADER_BYTES)
+        if len(header) < HEADER_BYTES:
+            return None
+        size = int.from_bytes(header, "big")
+        body = self._orders.read(size)
+        return body if len(body) == size else None
 
 
 _samples: msgspec.json.Decoder[Sample] = msgspec.json.Decoder(Sample)

@@ -16,7 +16,7 @@ import msgspec
 import structlog
 
 from evald.errors import EvaldError
-from evald.evals.worker import HEADER_BYTES, Job, Reply, frame
+from evald.evals.worker import HEADER_BYTES, Job, Order, Reply, frame
 
 log = structlog.get_logger(__name__)
 
@@ -134,6 +134,7 @@ class _Worker:
 
     def __init__(self) -> None:
         self.usable = False
+        self._orders = 0
         self._process: asyncio.subprocess.Process | None = None
 
     @property
@@ -168,7 +169,11 @@ class _Worker:
         """Get the answer to one job; raises WorkerFailed, and then the worker is of no more use."""
         # if anything ends the wait, cancellation too, an answer is still owed: not usable again
         self.usable = False
-        reply = await self._exchange(frame(job), timeout_s)
+        self._orders += 1
+        reply = await self._exchange(frame(Order(self._orders, job)), timeout_s)
+        if reply.number != self._orders:
+            # one score too many would give every later sample that of the one before it
+            raise WorkerFailed("the worker process answered out of turn and was killed")
         self.usable = True
         return reply
 
@@ -187,7 +192,10 @@ class _Worker:
             raise WorkerTimedOut(f"it took longer than {timeout_s:g} s and was killed") from None
         except (asyncio.IncompleteReadError, ConnectionError) as error:
             raise WorkerFailed("the worker process died while it worked") from error
-        return _replies.decode(body)
+        try:
+            return _replies.decode(body)
+        except msgspec.DecodeError as error:
+            raise WorkerFailed("the worker process answered no reply and was killed") from error
 
     def kill(self) -> None:
         """Have its keeper kill it and all that it has started; does not wait."""

@@ -12,6 +12,7 @@ import contextlib
 import functools
 import os
 import time
+import traceback
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -71,6 +72,13 @@ class EvaldCallback(TrainerCallback):  # type: ignore[misc] # transformers is no
                 f"cannot use mode={options['mode']!r} with reuse={reuse}: "
                 "reuse=True alone reads the Trainer's checkpoints; sync and async export"
             )
+        handler = getattr(trainer, "callback_handler", None)
+        if any(isinstance(one, EvaldCallback) for one in getattr(handler, "callbacks", ())):
+            raise ValueError(
+                "cannot add a second EvaldCallback to one Trainer: each step has one point; keep "
+                "the first, or trainer.remove_callback(EvaldCallback) before"
+            )
+        base_dir = base_dir or (None if reuse else base_model(trainer))
         when = {"interval": interval, "steps": steps, "every_minutes": every_minutes}
         named = {name: value for name, value in when.items() if value is not None}
         if reuse:
@@ -87,13 +95,13 @@ class EvaldCallback(TrainerCallback):  # type: ignore[misc] # transformers is no
             EvalDispatcher,
             root,
             first_step=1,
-            base_dir=base_dir or (None if reuse else base_model(trainer)),
+            base_dir=base_dir,
             # what the ledger has from before is sorted out in on_train_begin
             after_seq=0,
             **{**named, **options},
         )
         #: of one training; the first is made at once, so that wrong arguments show now.
-        self._dispatcher: EvalDispatcher | None = self._make()
+        self._dispatcher: EvalDispatcher | None = self._first()
         self._training = False
         self._finished = False
         self._drained = False
@@ -113,7 +121,8 @@ class EvaldCallback(TrainerCallback):  # type: ignore[misc] # transformers is no
             self._training, self._finished, self._drained = True, False, False
             if state.global_step > 0:
                 self._dispatcher.resume(state.global_step, self._weights())
-            if state.global_step < state.max_steps:
+            # (a run of no steps at all has nothing but its baseline)
+            if state.global_step < state.max_steps or state.global_step == 0:
                 self._dispatcher.baseline(completed_step=state.global_step)
         return self._log_from_before(state, control)
 
@@ -165,6 +174,18 @@ class EvaldCallback(TrainerCallback):  # type: ignore[misc] # transformers is no
 
     # -------------------------------------------------------------------------------------------
 
+    def _first(self) -> EvalDispatcher:
+        try:
+            return self._make()
+        except ValueError as error:
+            if "without base_dir" not in str(error):
+                raise
+            raise ValueError(
+                "cannot export snapshots without base_dir: the Trainer's model does not say where "
+                "it was loaded from; give the directory with tokenizer and config, or use "
+                "reuse=True"
+            ) from error
+
     def _weights(self) -> Any:
         return None if self._reuse else self._trainer.model
 
@@ -214,13 +235,20 @@ class EvaldCallback(TrainerCallback):  # type: ignore[misc] # transformers is no
         """Return the new terminal records; none on ranks other than 0."""
         self._polled_s = time.monotonic()
         records = [] if self._dispatcher is None else self._dispatcher.poll()
-        return [record for record in records if record["type"] == "point"]
+        return [record for record in records if record.get("type") == "point"]
 
     def _poll(self, control: Any) -> Any:
+        records: list[dict[str, Any]] = []
         with _surviving("poll"):
             if self._training:
-                for record in self._points():
-                    control = self._log.add(record, control)
+                records = self._points()
+        return self._log_all(records, control)
+
+    def _log_all(self, records: Iterable[dict[str, Any]], control: Any) -> Any:
+        """Log each of them; one that cannot be logged takes no other with it."""
+        for record in records:
+            with _surviving("log a record"):
+                control = self._log.add(record, control)
         return control
 
     def _log_from_before(self, state: Any, control: Any) -> Any:
@@ -228,13 +256,16 @@ class EvaldCallback(TrainerCallback):  # type: ignore[misc] # transformers is no
 
         Points of later steps are of weights that this life makes anew.
         """
+        missed: list[dict[str, Any]] = []
         with _surviving("look back"):
             logged = {entry["step"] for entry in state.log_history if OWN_STEP in entry}
-            newest = {record["step"]: record for record in self._points()}
-            for step, record in sorted(newest.items()):
-                if step <= state.global_step and step not in logged:
-                    control = self._log.add(record, control)
-        return control
+            newest = {record["step"]: record for record in self._points() if "step" in record}
+            missed = [
+                record
+                for step, record in sorted(newest.items())
+                if step <= state.global_step and step not in logged
+            ]
+        return self._log_all(missed, control)
 
 
 @contextlib.contextmanager
@@ -242,6 +273,8 @@ def _surviving(what: str) -> Iterator[None]:
     """Log what goes wrong; training goes on."""
     try:
         yield
-    except Exception:
+    except Exception as error:  # noqa: BLE001
         # the boundary between training and its evaluation: whatever it is, it ends here
-        log.exception("evald_callback_failed", what=what)
+        # as text: a logger that shows local variables would show weights and tokens
+        trace = "".join(traceback.format_exception(error))
+        log.warning("evald_callback_failed", what=what, detail=str(error), trace=trace)

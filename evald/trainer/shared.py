@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
+import numbers
+import operator
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,8 +24,30 @@ from evald.trainer.links.file_link import FileLink
 from evald.trainer.publish import write_request
 
 _POLL_S = 0.1
+#: as many digits as evald reads in the name of a snapshot.
+_STEP_DIGITS = 15
 #: gives a request to evald, by name and content; what it returns takes it back, if it still can.
 Post = Callable[[str, dict[str, Any]], Callable[[], None]]
+
+
+def step_number(name: str, value: Any) -> int:
+    """Return a step's number as an int (numpy's are fine); raises ValueError for anything else."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise ValueError(  # noqa: TRY004 - wrong arguments are one kind of error
+            f"cannot use a {type(value).__name__} as {name}: give a whole number, an int"
+        )
+    number = operator.index(value)
+    if abs(number) >= 10**_STEP_DIGITS:
+        raise ValueError(f"cannot use {name}: it has more than {_STEP_DIGITS} digits")
+    return number
+
+
+def wait_seconds(name: str, value: Any) -> float:
+    """Return a wait's length (inf: as long as can be); raises ValueError for what is none."""
+    numeric = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not numeric or math.isnan(value):
+        raise ValueError(f"cannot wait for {name}={value!r}: give a number of seconds")
+    return min(float(value), threading.TIMEOUT_MAX)
 
 
 @contextlib.contextmanager
@@ -57,7 +83,14 @@ def shared_eval(
     producer of training requests; ``resume`` is called whatever happens. Training waits at most
     ``timeout_s``: then the request is taken back if evald has not read it yet, and None is
     returned. ``post``: another way of giving the request to evald than writing it into ``root``.
+    Raises ValueError for wrong arguments.
     """
+    step, timeout_s = step_number("step", step), wait_seconds("timeout_s", timeout_s)
+    if not isinstance(weight_version, str):
+        raise ValueError(  # noqa: TRY004 - wrong arguments are one kind of error
+            f"cannot use a {type(weight_version).__name__} as weight_version: give a text, the one "
+            "that the engines report"
+        )
     with contextlib.ExitStack() as stack:
         if isinstance(results, (str, os.PathLike)):
             link: Link = FileLink(root, results)
@@ -66,7 +99,7 @@ def shared_eval(
             link = results
         answers = _Answers(link, step, weight_version, run)
         for record in answers.read():
-            if record["outcome"] != "skipped":
+            if record.get("outcome") != "skipped":
                 return record  # evald measures the same weights of a step only once
         stack.enter_context(paused(pause, resume))
         give = post or functools.partial(_post, Path(root), run)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import traceback
 from typing import Any
 
 import structlog
@@ -43,9 +44,10 @@ class TrainerLog:
         # steps are equally long parts of an epoch, but for a last one that accumulates less
         then.epoch = round((state.epoch or 0) * step / max(state.global_step, 1), 6)
         history = state.log_history
-        entry = {**record["metrics"], "epoch": then.epoch, "step": step}
+        metrics = record.get("metrics") or {}
+        entry = {**metrics, "epoch": then.epoch, "step": step}
         history.insert(len(history) - bool(history and SUMMARY in history[-1]), entry)
-        logs = {_trainer_name(name): value for name, value in record["metrics"].items()}
+        logs = {_trainer_name(name): value for name, value in metrics.items()}
         logs["epoch"] = then.epoch
         for callback in self._trainer.callback_handler.callbacks:
             if callback is not self._own:
@@ -67,11 +69,19 @@ class TrainerLog:
                 train_dataloader=handler.train_dataloader,
                 eval_dataloader=handler.eval_dataloader,
             )
-        except Exception:
+        except Exception as error:  # noqa: BLE001
             # the boundary: somebody's reporter must not end the training over a late point
             if name not in self._broken:
                 self._broken.add(name)
-                log.exception("reporter_failed", callback=name, step=state.global_step)
+                # as text: a logger that shows local variables would show tokens
+                trace = "".join(traceback.format_exception(error))
+                log.warning(
+                    "reporter_failed",
+                    callback=name,
+                    step=state.global_step,
+                    detail=str(error),
+                    trace=trace,
+                )
             return control
         return control if told is None or not self._may_steer else told
 

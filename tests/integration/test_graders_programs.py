@@ -42,6 +42,18 @@ def spawns(response, reference, metadata):
     time.sleep(300)
 def hungry(response, reference, metadata):
     return len(bytearray(1 << 30))
+def forks(response, reference, metadata):
+    return 1 if response == "fork" and os.fork() == 0 else 0
+def reads(response, reference, metadata):
+    return len(subprocess.run(["cat"], stdout=subprocess.PIPE).stdout)
+def stray(response, reference, metadata):
+    from __main__ import Reply, frame
+    for pipe in range(3, 10):
+        try:
+            os.write(pipe, frame(Reply(number=int(response))))
+        except OSError:
+            pass
+    return 1
 def sees(response, reference, metadata):
     return {"score": 0, "reason": repr({k: os.environ.get(k) for k in ("MINE", "OTHER")})}
 """
@@ -288,6 +300,23 @@ async def test_a_program_has_the_memory_that_it_is_given(grading: Grading) -> No
     assert (await grading.grade(command(*argv), sample(), timeout_s=30)).score == own
     tight = command(*argv, max_memory_bytes=1 << 28)
     assert (await grading.grade(tight, sample(), timeout_s=30)).score == 1 << 28
+
+
+async def test_what_a_grader_forks_off_gives_no_score(grading: Grading, module: Path) -> None:
+    rules = python(module, "forks")
+    grades = [await grading.grade(rules, sample(r), timeout_s=30) for r in ("a", "fork", *"bcd")]
+    assert [grade.score for grade in grades] == [0.0] * 5
+
+
+async def test_an_answer_out_of_turn_is_no_score(grading: Grading, module: Path) -> None:
+    for number in ("0", "7"):
+        with pytest.raises(GraderFailed, match="out of turn"):
+            await grading.grade(python(module, "stray"), sample(number), timeout_s=30)
+    assert (await grading.grade(python(module, "equal"), sample(), timeout_s=30)).score == 1.0
+
+
+async def test_a_program_of_a_grader_finds_no_input(grading: Grading, module: Path) -> None:
+    assert (await grading.grade(python(module, "reads"), sample(), timeout_s=30)).score == 0
 
 
 async def test_a_signal_to_the_whole_group_still_ends_a_program(grading: Grading) -> None:

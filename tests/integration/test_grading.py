@@ -16,7 +16,7 @@ import uvloop
 from evald.evals import grading, worker_pool
 from evald.evals.graders import Grade, GraderFailed, Rules, Sample
 from evald.evals.grading import Grading
-from evald.evals.worker import GradeJob, answer, frame
+from evald.evals.worker import GradeJob, Order, answer, frame
 from evald.evals.worker_pool import WorkerPool
 
 MATH = Rules("math")
@@ -282,7 +282,7 @@ def test_signals_to_the_whole_group_cost_no_grade() -> None:
         assert len(worker.stdout.read(4)) == 4
         worker.send_signal(signal.SIGINT)
         worker.send_signal(signal.SIGTERM)
-        worker.stdin.write(frame(GradeJob.of(Rules("exact"), sample("1", "1"))))
+        worker.stdin.write(frame(Order(1, GradeJob.of(Rules("exact"), sample("1", "1")))))
         worker.stdin.close()
         assert b"answer: 1" in worker.stdout.read()
         assert worker.wait(timeout=30) == 0

@@ -289,6 +289,16 @@ def test_dumped_config_is_plain_data() -> None:
     assert dumped["eval"][0]["name"] == "math"
 
 
+def test_a_brief_dump_has_of_each_set_what_differs_from_the_defaults() -> None:
+    sets = [{"name": "a", "path": "a.jsonl"}, {"name": "b", "path": "b.jsonl", "grader": "exact"}]
+    raw = {**changed(eval=sets), "defaults": {"grader": "number", "temperature": 0.7}}
+    dumped = dump_config(build(raw), brief=True)
+    assert [set(one) for one in dumped["eval"]] == [{"name", "path"}, {"name", "path", "grader"}]
+    assert dumped["defaults"]["temperature"] == 0.7
+    inherit = {"command": "sglang serve --api-key sk-SECRET --tp 2"}
+    assert "SECRET" not in str(dump_config(build(changed(fleet__inherit=inherit)), brief=True))
+
+
 def test_dumped_config_tells_no_secret() -> None:
     inherit = {"command": "sglang serve --api-key sk-SECRET --tp 2"}
     dumped = dump_config(build(changed(fleet__inherit=inherit)))

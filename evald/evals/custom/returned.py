@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import Any
 
 from evald.custom import Result
 from evald.evals.custom.messages import Returned
 from evald.evals.graders.contract import GraderFailed
 from evald.evals.graders.verdict import SCORE, verdict
+from evald.evals.stats.names import is_set_metric
+
+_VALUE_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 
 
 def returned(call: int, result: Any, *, in_thought: bool) -> Returned:
@@ -32,10 +36,20 @@ def returned(call: int, result: Any, *, in_thought: bool) -> Returned:
         call=call,
         text=result.text,
         grade=grade,
-        values={str(name): _number(name, value) for name, value in result.values.items()},
+        values={_name(name): _number(name, value) for name, value in result.values.items()},
         messages=_plain(result.messages),
         in_thought=in_thought,
     )
+
+
+def _name(name: object) -> str:
+    if not isinstance(name, str) or not _VALUE_NAME.fullmatch(name):
+        raise GraderFailed(
+            f"value {name!r:.80} cannot be a metric: its name must match {_VALUE_NAME.pattern}"
+        )
+    if is_set_metric(name):
+        raise GraderFailed(f"value {name!r} would overwrite evald's own metric; call it otherwise")
+    return name
 
 
 def _number(name: object, value: Any) -> float:

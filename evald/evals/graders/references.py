@@ -13,6 +13,9 @@ from evald.evals.graders.settings import setting_faults, setting_version
 
 Settings = TypeVar("Settings", bound=Table)
 
+#: floats from here on are written with an exponent.
+_EXPONENT_FROM = 1e16
+
 
 class NoSettings(Table, frozen=True, kw_only=True):
     """For graders without settings of their own."""
@@ -25,7 +28,7 @@ class TextGrader(Generic[Settings]):
     scores are then void.
     """
 
-    VERSION = 1
+    VERSION = 2
 
     def __init__(self, rules: Rules, kind: type[Settings]) -> None:
         self.rules = rules
@@ -59,12 +62,15 @@ def normalise(text: str) -> str:
 
 
 def reference_texts(label: Any) -> list[str]:
-    """Every reference as text; numbers as JSON writes them. Raises GraderFailed."""
+    """Every reference as text; numbers as JSON writes them, 204.0 as 204. Raises GraderFailed."""
     labels = label if isinstance(label, list) else [label]
     texts = []
     for item in labels:
         if isinstance(item, bool):
             texts.append("true" if item else "false")
+        elif isinstance(item, float) and item.is_integer() and abs(item) < _EXPONENT_FROM:
+            # a column of whole numbers with a gap in it is one of floats
+            texts.append(str(int(item)))
         elif isinstance(item, str | int | float):
             texts.append(str(item))
         else:

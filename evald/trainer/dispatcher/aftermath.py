@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
@@ -13,7 +14,7 @@ from evald.trainer.dispatcher.arguments import Arguments
 from evald.trainer.dispatcher.assembly import Parts
 from evald.trainer.dispatcher.collective import Collective, guarded
 from evald.trainer.dispatcher.outcomes import Drained
-from evald.trainer.shared import shared_eval
+from evald.trainer.shared import shared_eval, step_number, wait_seconds
 
 log = structlog.get_logger(__name__)
 
@@ -35,6 +36,8 @@ class Aftermath:
         self._owns_link = owns_link
         self._owns_exporter = owns_exporter
         self._monotonic = monotonic
+        #: records that nobody was told of yet.
+        self._untold: deque[dict[str, Any]] = deque()
         self._all = Collective(
             parts.ranks, desk=parts.desk, exporter=parts.exporter, monotonic=monotonic
         )
@@ -55,18 +58,22 @@ class Aftermath:
     ) -> list[dict[str, Any]]:
         """Return the run's new ``set`` and ``point`` records, oldest first; [] on other ranks.
 
-        ``on_record`` is called with each of them first. Records have what the ledger's have:
-        ``step``, ``outcome``, ``metrics``, ... Nothing is waited for.
+        ``on_record`` is called with each of them first; if it raises, the next call goes on with
+        the record after that. Records have what the ledger's have: ``step``, ``outcome``,
+        ``metrics``, ... Nothing is waited for.
         """
         desk = self._parts.desk
         if desk is None:
             return []
         self._all.settle()
         guarded("look at the ledger", desk.look, lambda _: None)
-        news = desk.node.news()
-        if on_record is not None:
-            for record in news:
+        self._untold.extend(desk.node.news())
+        news = []
+        while self._untold:
+            record = self._untold.popleft()
+            if on_record is not None:
                 on_record(record)
+            news.append(record)
         return news
 
     @property
@@ -78,8 +85,10 @@ class Aftermath:
         """Wait until every point of the run has its terminal record; false with what is missing.
 
         Exports and transfers under way are waited for first. Ends early when the daemon shows no
-        sign of life. Ranks other than 0 wait only for their own share of an export.
+        sign of life, or its host cannot be reached. Ranks other than 0 wait only for their own
+        share of an export.
         """
+        timeout_s = wait_seconds("timeout_s", timeout_s)
         desk, began_s = self._parts.desk, self._monotonic()
         if desk is None:
             self._all.finish_exports(timeout_s)
@@ -103,6 +112,7 @@ class Aftermath:
 
         See ``evald.trainer.shared``. Rank 0 does it; others return None at once: let them wait.
         """
+        step = step_number("step", step)
         desk, link = self._parts.desk, self._parts.link
         if desk is None or link is None:
             return None
@@ -123,6 +133,7 @@ class Aftermath:
 
         Points that have not ended are evald's: it goes on without the job.
         """
+        timeout_s = wait_seconds("timeout_s", timeout_s)
         deadline = self._monotonic() + timeout_s
 
         def left_s() -> float:

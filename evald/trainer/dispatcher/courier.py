@@ -23,6 +23,8 @@ log = structlog.get_logger(__name__)
 _SNAPSHOT_TRIES = 3
 #: a word is all that is left of a step: with the pauses below about a quarter of an hour.
 _WORD_TRIES = 20
+#: so many tries in vain, and nothing else since: the far end is not there.
+_UNREACHABLE_AFTER = 3
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 60.0
 
@@ -69,12 +71,20 @@ class Courier:
         self._changed = threading.Condition()
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
+        #: tries in vain since the far end was last reached.
+        self._failures = 0
 
     @property
     def busy(self) -> bool:
         """Whether anything is on its way."""
         with self._changed:
             return bool(self._waiting)
+
+    @property
+    def unreachable(self) -> bool:
+        """Whether something is on its way, and the newest tries have not reached the far end."""
+        with self._changed:
+            return bool(self._waiting) and self._failures >= _UNREACHABLE_AFTER
 
     def add(self, path: Path, *, step: int | None = None) -> None:
         """Take a word, or the snapshot of ``step``, on the way; returns at once."""
@@ -97,11 +107,14 @@ class Courier:
     def close(self, timeout_s: float) -> bool:
         """Carry what is left, at most for ``timeout_s``; False when something stays behind.
 
-        It stays in the spool: the next life of the job takes it from there.
+        It stays in the spool: the next life of the job takes it from there. A far end that cannot
+        be reached is not waited for.
         """
         deadline = time.monotonic() + timeout_s
         with self._changed:
-            while self._waiting and (left_s := deadline - time.monotonic()) > 0:
+            while self._waiting and self._failures < _UNREACHABLE_AFTER:
+                if (left_s := deadline - time.monotonic()) <= 0:
+                    break
                 self._changed.wait(left_s)
             empty = not self._waiting
             self._closing.set()
@@ -143,6 +156,10 @@ class Courier:
                 gone = PushError(f"cannot carry {path}: it is not there any more")
                 return None if step is None else gone
             error = self._try(path)
+            with self._changed:
+                reached = error is None or isinstance(error, NoSpace)
+                self._failures = 0 if reached else self._failures + 1
+                self._changed.notify_all()
             # a far end that is full is the point's fate, and tells the trainer the reason
             hopeless = isinstance(error, NoSpace) and step is not None
             if error is None or tries == 0 or hopeless:

@@ -29,6 +29,9 @@ log = structlog.get_logger(__name__)
 _FIRST_POLL_S = 0.05
 _LONGEST_POLL_S = 1.0
 
+#: a living daemon shows something of a snapshot that is there long before.
+_GONE_AFTER_S = 300.0
+
 EXPORT: Literal["export"] = "export"
 
 
@@ -68,6 +71,8 @@ class Desk:
         #: estimate for the step that was decided on last.
         self._need_bytes: int | None = None
         self._took_over = False
+        #: steps that are measured where they are: nothing of them lies in the root.
+        self._reused: set[int] = set()
 
     @property
     def idle(self) -> bool:
@@ -201,6 +206,7 @@ class Desk:
 
     def _reuse(self, step: int, path: Path) -> Dispatched:
         content = {"kind": "reuse", "step": step, "path": os.fspath(path.absolute())}
+        self._reused.add(step)
         self._outbox.request(f"reuse_{step}", content)
         self.node.points.drop(Name(Kind.STEP, step), now_s=self._monotonic())
         self._given.add(step)
@@ -219,11 +225,12 @@ class Desk:
         self.exporting[step] = size
         self.node.points.drop(Name(Kind.STEP, step), now_s=self._monotonic(), size_bytes=size)
         self._given.add(step)
+        self._reused.discard(step)
 
     def export_ended(self, step: int, path: Path) -> None:
         """Note that the step's snapshot is published in the local root."""
         self.exporting.pop(step, None)
-        self.node.points.restart_waiting(self._monotonic())
+        self.node.points.restart_waiting(self._monotonic(), Name(Kind.STEP, step))
         if self._courier is not None:
             self._courier.add(path, step=step)
 
@@ -261,30 +268,53 @@ class Desk:
         self.node.look()
         if self.idle:
             self.node.settle()
+            self._give_up_gone()
         if not self._took_over:
             self._took_over = True
             take_over(self._arguments, self.node, self._courier, now_s=self._monotonic())
 
+    def _give_up_gone(self) -> None:
+        """Skip snapshots that somebody removed before the daemon took them: no answer comes."""
+        if self._courier is not None or not self.node.pulse.alive:
+            return  # (a spool is cleared by its courier)
+        arguments = self._arguments
+        for name in self.node.points.unseen(self._monotonic(), _GONE_AFTER_S):
+            folder = arguments.root / arguments.pattern.replace("{step}", str(name.step))
+            ours = arguments.mode != "reuse" and name.step not in self._reused
+            if name.kind is Kind.STEP and ours and not os.path.lexists(folder):
+                self.node.points.forget(name)
+                detail = f"the snapshot {folder} was removed before evald had taken it"
+                self.skip(name.step, SkipReason.CKPT_MISSING, detail)
+
     def drain(self, timeout_s: float, began_s: float) -> Drained:
         """Wait until every point has its record, ``timeout_s`` from ``began_s`` at most."""
-        points = self.node.points
+        points, dead_after_s = self.node.points, self.node.pulse.dead_after_s
 
         def left_s() -> float:
             return timeout_s - (self._monotonic() - began_s)
 
+        def cut_off() -> bool:
+            far = self._courier is not None and self._courier.unreachable
+            return far and self._monotonic() - began_s >= dead_after_s
+
         # what is still in this process needs no daemon
-        self.wait(lambda: self.idle, left_s(), for_daemon=False)
+        self.wait(lambda: self.idle or cut_off(), left_s(), for_daemon=False)
         self.look()
         self.node.pulse.give_time()  # it may be starting again
-        if self.wait(lambda: self.idle and not points.missing(), left_s()):
+
+        def is_done() -> bool:
+            return self.idle and not points.missing()
+
+        if self.wait(lambda: is_done() or cut_off(), left_s()) and is_done():
             return Drained()
         missing = tuple(map(str, points.missing()))
         what = f"{len(missing)} points have no record" if missing else "not all has left this host"
-        why = (
-            f"the daemon has shown no sign of life for {self.node.pulse.dead_after_s:g} s"
-            if self.node.pulse.dead
-            else f"{timeout_s:g} s are over"
-        )
+        if cut_off():
+            why = "the eval node cannot be reached"
+        elif self.node.pulse.dead:
+            why = f"the daemon has shown no sign of life for {dead_after_s:g} s"
+        else:
+            why = f"{timeout_s:g} s are over"
         return Drained(missing, f"{what}, and {why}")
 
     def wait(

@@ -16,6 +16,7 @@ from evald.trainer.dispatcher.assembly import Exporter, Parts, Ways, build_parts
 from evald.trainer.dispatcher.collective import guarded
 from evald.trainer.dispatcher.outcomes import Dispatched, Drained
 from evald.trainer.dispatcher.schedule import Schedule
+from evald.trainer.shared import step_number
 
 __all__ = ["Dispatched", "Drained", "EvalDispatcher"]
 
@@ -182,7 +183,7 @@ class EvalDispatcher(Aftermath):
         that has no step left to train gets no baseline, a run of no steps at all does.
         """
         if completed_step is not None:
-            self._completed = completed_step
+            self._completed = step_number("completed_step", completed_step)
         step, schedule = self._arguments.baseline_step, self._schedule
         resumed, last = self._completed, schedule.last_step
         nothing_left = (
@@ -211,12 +212,12 @@ class EvalDispatcher(Aftermath):
         ``path``: the checkpoint that was loaded, to be measured where it is, instead of
         ``weights``. A ``completed_step`` before the first step is none.
         """
+        completed_step, where = step_number("completed_step", completed_step), _where(path)
         self._completed = completed_step
         if completed_step < self._schedule.first_step:
             return Dispatched("not_due", completed_step)
         if self._dry_run:
             return Dispatched("dry_run", completed_step)
-        where = None if path is None else Path(path)
         if weights is None and where is None:
             self._need_weights(completed_step)
         self._all.settle()
@@ -240,6 +241,7 @@ class EvalDispatcher(Aftermath):
         Twice for the same step is once; a step that comes again after others (the job went back) is
         a new revision. ``weights``: as ``SnapshotExporter`` takes them; None in mode "reuse".
         """
+        step = step_number("step", step)
         if step < self._schedule.first_step:
             raise ValueError(
                 f"cannot dispatch step {step}: with first_step={self._schedule.first_step} no step "
@@ -278,10 +280,10 @@ class EvalDispatcher(Aftermath):
         ``backpressure_timeout_s``, and is then published in any case. evald reports the run's end
         once every point has ended. For a run of no steps, name the step before the first.
         """
+        last_step, where = step_number("last_step", last_step), _where(path)
         result = Dispatched("not_due", last_step)
         if self._dry_run:
             return Dispatched("dry_run", last_step)
-        where = None if path is None else Path(path)
         self._all.settle()
         if last_step >= self._schedule.first_step:
             result = self._all.give(
@@ -322,6 +324,14 @@ class EvalDispatcher(Aftermath):
                 f"cannot publish step {step} without weights: pass the model, a state dict, or an "
                 "iterator of (name, tensor)"
             )
+
+
+def _where(path: Any) -> Path | None:
+    """Return a checkpoint's path; raises ValueError for what is none."""
+    try:
+        return None if path is None else Path(path)
+    except TypeError:
+        raise ValueError(f"cannot use path={path!r}: give a checkpoint's directory") from None
 
 
 def _lost(step: int) -> Dispatched:

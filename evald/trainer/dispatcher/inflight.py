@@ -95,7 +95,7 @@ class InFlight:
         self._open.pop((name, revision), None)
         drop = self._drops.get(name)
         # (what was graded again answers nobody: its weights are those of an earlier revision)
-        is_regrade = "regraded_from" in record["provenance"]
+        is_regrade = "regraded_from" in (record.get("provenance") or ())
         if drop is not None and drop.revision <= revision and not is_regrade:
             del self._drops[name]
 
@@ -125,10 +125,11 @@ class InFlight:
             del self._drops[name]
         return answered
 
-    def restart_waiting(self, now_s: float) -> None:
-        """Note that the daemon can see what was dropped only from now on."""
-        for drop in self._drops.values():
-            drop.since_s = now_s
+    def restart_waiting(self, now_s: float, only: Name | None = None) -> None:
+        """Note that the daemon can see what was dropped, or ``only`` this, from now on."""
+        for name, drop in self._drops.items():
+            if only in {None, name}:
+                drop.since_s = now_s
 
     def forget_ledger(self) -> None:
         """Note that the ledger began anew: nothing is known, and what was dropped is revision 0."""

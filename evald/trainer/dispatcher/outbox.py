@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import traceback
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +26,7 @@ class Outbox:
     """Writes words into ``root``; with a ``courier`` they then travel to the eval node.
 
     A word that cannot be written (a full tmpfs) is no error: it is kept and written by a later
-    :meth:`retry`, in order.
+    :meth:`retry`, in order. One that nobody could ever write is dropped, and said to be.
     """
 
     def __init__(
@@ -87,6 +88,12 @@ class Outbox:
                     log.warning("word_waits", what=what, root=str(self._root), detail=str(error))
                 self._told = True
                 return
+            except Exception as error:  # noqa: BLE001
+                # the boundary: a word that can never be written must not hold up those behind it
+                self._kept.popleft()
+                trace = "".join(traceback.format_exception(error))
+                log.warning("word_lost", what=what, detail=str(error), trace=trace)
+                continue
             self._told = False
             self._kept.popleft()
             if self._courier is not None:

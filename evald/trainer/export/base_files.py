@@ -209,9 +209,12 @@ def _shapes(directory: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
             if length > _MAX_HEADER_BYTES:
                 raise ValueError(f"{path.name} has a damaged header")
             header = json.loads(file.read(length))
-        header.pop(_METADATA, None)
-        for name, entry in header.items():
-            yield name, tuple(entry["shape"])
+        try:
+            header.pop(_METADATA, None)
+            shapes = {name: tuple(entry["shape"]) for name, entry in header.items()}
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ValueError(f"{path.name} has a damaged header") from error
+        yield from shapes.items()
 
 
 def _weight_files(directory: Path) -> list[Path]:
@@ -221,7 +224,12 @@ def _weight_files(directory: Path) -> list[Path]:
     except FileNotFoundError:
         whole = directory / WHOLE
         return [whole] if whole.exists() else sorted(directory.glob("*.safetensors"))
-    return sorted({directory / name for name in index["weight_map"].values()})
+    try:
+        return sorted({directory / name for name in index["weight_map"].values()})
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{INDEX} has no weight_map that says which tensor is in which file"
+        ) from error
 
 
 def _is_tied(directory: Path, shapes: Iterable[str]) -> bool:

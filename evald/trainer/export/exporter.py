@@ -25,6 +25,7 @@ from evald.trainer.export.one_export import Export
 from evald.trainer.export.setting import Options, Setting
 from evald.trainer.export.settle import failure_of, settle
 from evald.trainer.export.tensors import torch_type
+from evald.trainer.publish import check_place
 from evald.trainer.ranks import Processes, current_ranks, near_ranks, separate
 
 _log = structlog.get_logger("evald.trainer")
@@ -76,16 +77,15 @@ class SnapshotExporter:
         _check_choice("writers", writers, ("near", "first"))
         if "{step}" not in pattern:
             raise ValueError(f'cannot name snapshots: pattern "{pattern}" lacks "{{step}}"')
+        check_place(root, pattern)
         if not marker or "/" in marker:
             raise ValueError(f'cannot mark snapshots: marker "{marker}" is no file name')
-        if max_shard_bytes <= 0:
-            raise ValueError(f"cannot write shards of {max_shard_bytes} bytes: give 1 or more")
         self._options = Options(
             root=Path(root),
             run=run,
             pattern=pattern,
             marker=marker,
-            max_shard_bytes=max_shard_bytes,
+            max_shard_bytes=_whole_bytes(max_shard_bytes),
             hashes=hashes,
             dtype=torch_type(dtype),
             allow_absent=tuple(allow_absent),
@@ -256,6 +256,15 @@ def _as_export_error(error: Exception, step: int) -> ExportError:
     if isinstance(error, ExportError) and str(error).startswith(f"cannot export step {step}:"):
         return error
     return failure_of(error).error(step)
+
+
+def _whole_bytes(given: Any) -> int:
+    """Return the size of a shard; a float like 5e9 is one, too."""
+    if isinstance(given, float) and given.is_integer():
+        given = int(given)
+    if isinstance(given, bool) or not isinstance(given, int) or given <= 0:
+        raise ValueError(f"cannot write shards of {given!r} bytes: give a whole number from 1 up")
+    return given
 
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:

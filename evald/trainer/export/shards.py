@@ -128,10 +128,12 @@ class ShardWriter:
         self._specs = list(specs)
         self._done = 0
         self._size_bytes = 0
-        self._hasher = _Hasher() if hashes else None
+        self._hasher: _Hasher | None = None
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self._fd = os.open(path, flags, 0o644)
         try:
+            if hashes:
+                self._hasher = _Hasher()
             self._write(memoryview(header(self._specs)))
         except BaseException:
             self.close()
@@ -201,6 +203,8 @@ def header(specs: Iterable[TensorSpec]) -> bytes:
         kind = _TYPES.get(str(spec.dtype).removeprefix("torch."))
         if kind is None:
             raise ExportError(f"{spec.name} has type {spec.dtype}, which safetensors cannot hold")
+        if spec.name in entries:
+            raise ExportError(f"a safetensors file cannot hold another tensor called {spec.name}")
         end = offset + spec.size_bytes
         entries[spec.name] = {
             "dtype": kind,

@@ -25,6 +25,8 @@ from evald.trainer.export.pieces import Piece, TensorSpec, converted, one_to_one
 #: state of modules that is no tensor of the model.
 _EXTRA_STATE = "_extra_state"
 _HEAD = "lm_head.weight"
+#: what the header of a safetensors file calls its metadata.
+_METADATA = "__metadata__"
 #: what ``dtype`` converts; fp8 and integers stay as they are.
 _CONVERTIBLE = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
 
@@ -66,12 +68,12 @@ def plan_pieces(
 
 def stream(weights: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
     """Yield an iterator's tensors under their canonical names, each name once."""
-    seen: set[str] = set()
+    seen: dict[str, str] = {}
     for raw_name, tensor in weights:
-        name = canonical_name(raw_name)
-        if name in seen:
+        name = _name(raw_name)
+        if seen.get(name) == raw_name:
             raise ExportError(f"the weights yield {name} twice; yield each tensor once")
-        seen.add(name)
+        _note(seen, name, raw_name)
         yield name, _tensor(name, tensor)
 
 
@@ -138,6 +140,7 @@ def _planned(model: nn.Module, layers: Mapping[str, Layer]) -> dict[str, tuple[A
     """Return name -> (tensor, path of the adapted layer that it is of) in the model's order."""
     ignored = getattr(model, "_keys_to_ignore_on_save", None) or ()
     planned: dict[str, tuple[Any, str | None]] = {}
+    seen: dict[str, str] = {}
     # keep_vars: tied tensors are one object then, also where they are sharded
     for raw_name, tensor in model.state_dict(keep_vars=True).items():
         path = _layer_path(raw_name, layers)
@@ -145,8 +148,10 @@ def _planned(model: nn.Module, layers: Mapping[str, Layer]) -> dict[str, tuple[A
         if path is not None:
             entries = {f"{path}.{name}": part for name, part in layers[path].state.items()}
         for entry, part in entries.items():
-            name = canonical_name(entry)
+            name = _name(entry)
             if not name.endswith(_EXTRA_STATE) and name not in ignored:
+                if name not in planned or planned[name][0] is not part:
+                    _note(seen, name, entry)
                 planned[name] = (_tensor(name, part), path)
     return planned
 
@@ -182,9 +187,11 @@ def _tied_copies(model: nn.Module, planned: Mapping[str, tuple[Any, Any]]) -> se
 
 def _mapping_pieces(weights: Mapping[str, Any], base_names: Iterable[str] | None) -> list[Piece]:
     tensors: dict[str, Any] = {}
+    seen: dict[str, str] = {}
     for raw_name, tensor in weights.items():
-        name = canonical_name(raw_name)
+        name = _name(raw_name)
         if not name.endswith(_EXTRA_STATE):
+            _note(seen, name, raw_name)
             tensors[name] = _tensor(name, tensor)
     known = None if base_names is None else set(base_names)
     for names in _twins(tensors):
@@ -199,6 +206,29 @@ def _mapping_pieces(weights: Mapping[str, Any], base_names: Iterable[str] | None
 def is_head(name: str) -> bool:
     """Tell whether a tensor is the model's head, which may be tied to its embedding."""
     return name == _HEAD or name.endswith("." + _HEAD)
+
+
+def _name(raw_name: Any) -> str:
+    """Return a tensor's name in the snapshot; raises ExportError for what cannot be one."""
+    if not isinstance(raw_name, str):
+        raise ExportError(
+            f"the weights have a tensor called {raw_name!r}, of type {type(raw_name).__name__}; "
+            "name every tensor by a text, as a state dict does"
+        )
+    name = canonical_name(raw_name)
+    if name == _METADATA:
+        raise ExportError(f"a tensor cannot be called {name}: safetensors keeps that for itself")
+    return name
+
+
+def _note(seen: dict[str, str], name: str, raw_name: str) -> None:
+    """Note which tensor gets ``name``; raises ExportError when another one has it."""
+    other = seen.setdefault(name, raw_name)
+    if other != raw_name:
+        raise ExportError(
+            f"{other} and {raw_name} would both be called {name} in the snapshot, as the names of "
+            "wrappers are left out; hand over one of them"
+        )
 
 
 def _tensor(name: str, value: Any) -> Any:

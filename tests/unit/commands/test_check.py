@@ -58,6 +58,9 @@ def test_check_shows_how_each_engine_is_started(
     assert "context_length = 512  (from [fleet.sglang])" in out
     assert "WARNING: names and types of server arguments are not checked: cannot ask" in out
     assert out.endswith("config is good\n")
+    told = [line.split(" = ")[0] for line in out.splitlines() if line.startswith("eval[0].")]
+    keys = ("apply_chat_template", "max_response_len", "name", "path")
+    assert sorted(told) == [f"eval[0].{key}" for key in keys]
 
 
 def test_what_cannot_be_inherited_is_a_bad_config(

@@ -273,6 +273,16 @@ def test_a_result_becomes_plain() -> None:
             returned(1, bad, in_thought=False)
 
 
+@pytest.mark.parametrize(
+    "name", ["stderr", "delta_prev", "my_ratio", "Turns", "a/b", "", "n\n", "x" * 65, 7]
+)
+def test_a_value_with_a_bad_name_is_refused_in_one_sentence(name: Any) -> None:
+    with pytest.raises(GraderFailed) as caught:
+        returned(1, Result("t", values={name: 1.0}), in_thought=False)
+    assert repr(name)[:60] in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
 def test_messages_travel() -> None:
     whole = 10**30
     begin = Begin(

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from evald.evals.graders import Rules, Sample, check_grader, grade, label_problem
+from evald.evals.graders import Rules, Sample, check_grader, grade, label_problem, reference_texts
 from evald.evals.graders.f1 import f1, words
 
 
@@ -29,6 +29,28 @@ def test_contains_finds_a_reference_anywhere(
     response: str, label: Any, expected: float | None
 ) -> None:
     assert score("contains", response, label) == expected
+
+
+@pytest.mark.parametrize("grader", ["exact", "contains", "boxed_exact", "f1"])
+def test_a_whole_number_is_written_without_a_point(grader: str) -> None:
+    response = "\\boxed{204}" if grader.startswith("boxed_") else "204"
+    assert score(grader, response, 204.0) == 1.0
+    assert score(grader, response, [7.5, 204.0]) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("label", "text"),
+    [
+        (-0.0, "0"),
+        (-3.0, "-3"),
+        (0.5, "0.5"),
+        (1e15, "1" + "0" * 15),
+        (1e16, "1e+16"),
+        ("2.0", "2.0"),
+    ],
+)
+def test_references_are_written_as_a_person_would(label: Any, text: str) -> None:
+    assert reference_texts(label) == [text]
 
 
 def test_case_counts_unless_it_is_told_not_to() -> None:

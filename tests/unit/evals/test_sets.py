@@ -103,6 +103,18 @@ def test_every_bad_row_is_named_but_not_without_end(make_set: Any) -> None:
     assert problems[-1].endswith("and 30 more faults")
 
 
+def test_a_key_that_no_row_has_is_one_fault(make_set: Any) -> None:
+    rows = [{"prompt": "p", "answer": n} for n in range(30)]
+    eval_set = make_set(rows)
+    (problem,) = problems_of(eval_set)
+    assert problem == (
+        f"cannot read eval set 'toy': {eval_set.path}: key 'label' is missing in all 30 rows "
+        "(the first has prompt, answer); set label_key to the right one"
+    )
+    assert len(problems_of(make_set([*rows, {"prompt": "p", "label": 1}]))) == 21
+    assert len(problems_of(make_set([{"prompt": "p"}, {"label": 1}]))) == 2
+
+
 def test_a_repeated_id_is_named_with_both_lines(make_set: Any) -> None:
     rows = [{"prompt": "p", "label": 1, "id": i} for i in (1, 2, "1")]
     (problem,) = problems_of(make_set(rows, id_key="id"))

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from evald.errors import LedgerError
 from evald.results.follow import Cursor, Follower, follow, read_records
+from evald.status.pages import seq_of
+from evald.trainer.links.file_link import FileLink
 
 RECORD = (
     b'{"schema":1,"seq":1,"type":"alert","run":"a","step":0,"record_id":"x",'
@@ -174,3 +176,16 @@ def test_read_records_leaves_out_a_torn_tail_and_unknown_types(path: Path) -> No
     add(path, RECORD + b"\n")
     with pytest.raises(LedgerError, match="line 3"):
         read_records(path)
+
+
+def test_a_record_that_is_nested_too_deep_is_a_broken_line(path: Path) -> None:
+    deep = b'{"schema":1,"seq":2,"type":"point","provenance":{"a":' + b"[" * 100_000
+    add(path, RECORD + b"\n" + deep + b"\n")
+    assert [record.record_id for record in read_records(path)] == ["x"]  # torn
+    add(path, RECORD + b"\n")
+    with pytest.raises(LedgerError, match="line 2: it is nested too deep"):
+        read_records(path)
+    assert seq_of(deep) is None
+    link = FileLink(path.parent, path)
+    assert [record["record_id"] for record in link.records(0)] == ["x", "x"]
+    link.close()

@@ -11,9 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
+from evald.evals.stats.samples import read_samples
 from evald.point import Kind, PointKey
 from evald.results.modes import Modes
 from evald.results.samples import FLUSH_BYTES, SampleJournal, SampleRecord, point_samples_dir
+from evald.results.stored_samples import StoredSamples
 
 
 def sample(number: int, status: str = "scored", **changes: object) -> SampleRecord:
@@ -138,6 +140,25 @@ def test_a_last_line_that_is_no_json_is_cut_and_one_in_the_middle_passed_by(
         assert list(journal.load("d", "c")) == [("q", 0)]
     assert len(lines(journal)) == 2
     assert [event["event"] for event in logs] == ["samples_torn_tail_cut", "sample_unreadable"]
+
+
+DEEP = [b'{"x": ' + b"[" * 200_000, b'{"x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"]
+
+
+@pytest.mark.parametrize("deep", DEEP, ids=["torn", "whole"])
+def test_a_line_that_is_nested_too_deep_is_one_that_cannot_be_read(
+    tmp_path: Path, deep: bytes
+) -> None:
+    journal = SampleJournal(tmp_path, "set")
+    journal.append(sample(0))
+    journal.close()
+    journal.path.write_bytes(deep + b"\n" + journal.path.read_bytes() + deep + b"\n")
+    assert list(read_samples(journal.path, "d", "c")) == ["q"]
+    stored = StoredSamples(journal.path, "d", "c", n_samples=1)
+    assert stored.count() == 1
+    assert [len(batch) for batch in stored.batches()] == [1]
+    assert list(journal.load("d", "c")) == [("q", 0)]
+    assert len(lines(journal)) == 2
 
 
 def test_half_a_surrogate_pair_does_not_cost_the_sample(tmp_path: Path) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import operator
+import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from dispatch_rig import Job, Untouchable
 
@@ -211,3 +214,46 @@ def test_reuse_can_finish_on_another_directory(job: Job, tmp_path: Path) -> None
     dispatcher = reusing(job, tmp_path)
     assert dispatcher.finish(23, path=final).action == "requested"
     assert job.words()["reuse_23.request"]["path"] == str(final)
+
+
+# --- what a job may hand over -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", [True, 2.0, "2", None, 10**15])
+def test_a_step_that_is_none_is_a_wrong_argument(job: Job, step: Any) -> None:
+    dispatcher = job.dispatcher()
+    for call in (dispatcher.maybe_dispatch, dispatcher.resume, dispatcher.finish):
+        with pytest.raises(ValueError, match="cannot use"):
+            call(step, "w")
+    with pytest.raises(ValueError, match="cannot wait for"):
+        dispatcher.drain(float("nan"))
+
+
+def test_numpys_steps_are_steps(job: Job, tmp_path: Path) -> None:
+    (tmp_path / "c2").mkdir()
+    dispatcher = job.dispatcher(
+        mode="reuse", exporter=None, save_interval=1, checkpoint_path=f"{tmp_path}/c{{step}}"
+    )
+    step: Any = np.int64(2)
+    assert dispatcher.maybe_dispatch(step).action == "requested"
+    assert job.words()["reuse_2.request"]["step"] == 2
+
+
+def test_a_snapshot_that_was_wiped_frees_its_slot(job: Job) -> None:
+    dispatcher = job.dispatcher()
+    dispatcher.maybe_dispatch(1, "w1")
+    shutil.rmtree(job.root / "step_1")
+    job.clock.on_sleep = job.daemon.turn
+    assert dispatcher.drain(900)
+    assert job.ends() == [(1, 0, "ckpt_missing")]
+
+
+def test_a_callback_that_raises_loses_no_other_record(job: Job) -> None:
+    dispatcher = job.dispatcher(after_seq=0)
+    dispatcher.maybe_dispatch(1, "w1")
+    dispatcher.maybe_dispatch(2, "w2")
+    job.clock.on_sleep = job.daemon.turn
+    assert dispatcher.drain(60)
+    with pytest.raises(ZeroDivisionError):
+        dispatcher.poll(lambda _: operator.floordiv(1, 0))
+    assert 2 in {record["step"] for record in dispatcher.poll()}

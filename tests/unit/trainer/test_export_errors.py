@@ -70,6 +70,44 @@ def test_other_weights(
     assert "\n" not in str(error)
 
 
+ONE = torch.ones(2)
+
+
+@pytest.mark.parametrize("as_iterator", [False, True])
+@pytest.mark.parametrize(
+    ("weights", "sentence"),
+    [
+        ({"module.a": ONE, "a": ONE + 1}, "module.a and a would both be called a"),
+        ({"a._orig_mod.b": ONE, "a.b": ONE + 1}, "a._orig_mod.b and a.b would both be called a.b"),
+        ({"__metadata__": ONE}, "a tensor cannot be called __metadata__"),
+        ({"module.__metadata__": ONE}, "a tensor cannot be called __metadata__"),
+        ({3: ONE}, "a tensor called 3, of type int; name every tensor by a text"),
+    ],
+)
+def test_names_that_cannot_be(
+    tmp_path: Path, weights: dict[Any, Any], sentence: str, *, as_iterator: bool
+) -> None:
+    with pytest.raises(ExportError, match=re.escape(sentence)):
+        export_snapshot(
+            iter(weights.items()) if as_iterator else weights, tmp_path, step=7, base_dir=None
+        )
+    assert names(tmp_path) == set()
+
+
+def test_modules_whose_names_collide(tmp_path: Path) -> None:
+    model = torch.nn.Module()
+    model.part = torch.nn.Linear(2, 2)
+    model.module = torch.nn.Module()
+    model.module.part = torch.nn.Linear(2, 2)
+    with pytest.raises(ExportError, match=r"would both be called part\.weight in the snapshot"):
+        export_snapshot(model, tmp_path, step=7, base_dir=None)
+    model.module.part = model.part
+    assert stored(export_snapshot(model, tmp_path, step=8, base_dir=None)).keys() == {
+        "part.weight",
+        "part.bias",
+    }
+
+
 def test_names_may_be_allowed_to_be_absent(tmp_path: Path, base: Path) -> None:
     export_snapshot(
         without(*NORMS), tmp_path, step=1, base_dir=base, allow_absent=["*.q_norm.*", "*k_norm*"]
@@ -237,7 +275,11 @@ def test_hook_that_fails(tmp_path: Path, base: Path, mode: Any, broken: str) -> 
         ({"writers": "all"}, 'cannot use writers = "all"'),
         ({"pattern": "step"}, 'pattern "step" lacks "{step}"'),
         ({"marker": "a/b"}, 'marker "a/b" is no file name'),
+        ({"pattern": "../{step}"}, 'pattern "../{step}" leads out of the root'),
+        ({"pattern": "/{step}"}, 'pattern "/{step}" leads out of the root'),
         ({"max_shard_bytes": 0}, "shards of 0 bytes"),
+        ({"max_shard_bytes": "5GB"}, "cannot write shards of '5GB' bytes: give a whole number"),
+        ({"max_shard_bytes": 0.5}, "shards of 0.5 bytes"),
         ({"dtype": "int8"}, "cannot convert weights to int8"),
         ({"dtype": torch.float8_e4m3fn}, "cannot convert weights to torch.float8_e4m3fn"),
     ],
@@ -245,6 +287,11 @@ def test_hook_that_fails(tmp_path: Path, base: Path, mode: Any, broken: str) -> 
 def test_wrong_arguments(tmp_path: Path, options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=re.escape(sentence)):
         SnapshotExporter(tmp_path, base_dir=None, **options)
+
+
+def test_root_without_a_name() -> None:
+    with pytest.raises(ValueError, match='the root is ""'):
+        SnapshotExporter("", base_dir=None)
 
 
 def test_wrong_arguments_of_an_export(tmp_path: Path) -> None:

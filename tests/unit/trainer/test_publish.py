@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import stat
@@ -17,7 +18,7 @@ import xxhash
 from evald.staging.manifest import parse_manifest
 from evald.staging.words import RunEndWord, SkipWord, read_word
 from evald.trainer import publish as publishing
-from evald.trainer.publish import PublishError, StillEvaluating, end_run, publish, skip
+from evald.trainer.publish import Draft, PublishError, StillEvaluating, end_run, publish, skip
 
 
 def build(directory: Path) -> None:
@@ -121,6 +122,40 @@ def test_nested_pattern(tmp_path: Path) -> None:
     assert target == tmp_path / "global_step_5" / "actor" / "hf"
     assert (target / "STABLE").exists()
     assert names(tmp_path) == {"global_step_5"}
+
+
+def test_nested_pattern_is_open_all_the_way(tmp_path: Path) -> None:
+    (tmp_path / "global_step_6").mkdir(mode=0o700)
+    before = os.umask(0o077)
+    try:
+        for step in (5, 6):
+            publish(build, tmp_path, step, pattern="global_step_{step}/actor/hf")
+    finally:
+        os.umask(before)
+    opened = (
+        "global_step_5",
+        "global_step_5/actor",
+        "global_step_5/actor/hf",
+        "global_step_6/actor",
+    )
+    assert [mode(tmp_path / path) for path in opened] == [0o755] * 4
+    assert mode(tmp_path / "global_step_6") == 0o700  # somebody else's
+
+
+@pytest.mark.parametrize("pattern", ["../step_{step}", "a/../../step_{step}", "/step_{step}"])
+def test_pattern_that_leads_out_of_the_root(tmp_path: Path, pattern: str) -> None:
+    with pytest.raises(ValueError, match="leads out of the root"):
+        publish(build, tmp_path / "root", 1, pattern=pattern)
+    with pytest.raises(ValueError, match="leads out of the root"):
+        skip(tmp_path / "root", 1, "busy", pattern=pattern)
+    assert names(tmp_path) == set()
+
+
+def test_root_without_a_name() -> None:
+    with pytest.raises(ValueError, match='the root is ""'):
+        publish(build, "", 1)
+    with pytest.raises(ValueError, match='the root is ""'):
+        end_run("", 1)
 
 
 def raise_full(*_: object, **__: object) -> None:
@@ -229,10 +264,111 @@ def test_again_ignores_what_is_no_status(tmp_path: Path, status: str) -> None:
     publish(build, tmp_path, 1, busy_timeout_s=0.1)
 
 
-def test_points_of_other_runs_and_steps_do_not_hold(tmp_path: Path) -> None:
+def test_point_of_another_run_holds_the_step_in_the_same_root(tmp_path: Path) -> None:
+    target = publish(build, tmp_path, 1)
+    write_status(tmp_path, 1, running=[{"step": 1, "run": "other"}])
+    with pytest.raises(StillEvaluating, match="step 1 again"):
+        publish(build, tmp_path, 1, run="r", busy_timeout_s=0.1)
+    assert (target / ".complete").exists()
+
+
+def test_points_of_other_steps_and_folders_do_not_hold(tmp_path: Path) -> None:
     publish(build, tmp_path, 1)
-    write_status(tmp_path, 1, running=[{"step": 2, "run": "r"}, {"step": 1, "run": "other"}])
+    write_status(tmp_path, 1, running=[{"step": 2, "run": "r"}])
     publish(build, tmp_path, 1, run="r", busy_timeout_s=0.1)
+    publish(build, tmp_path / "folder", 1, run="r")
+    write_status(tmp_path, 1, running=[{"step": 1, "run": "other"}])
+    publish(build, tmp_path / "folder", 1, run="r", busy_timeout_s=0.1)
+
+
+@pytest.mark.parametrize("holder", ["folder", "earlier"])
+def test_folder_is_held_by_the_run_that_published_there(tmp_path: Path, holder: str) -> None:
+    publish(build, tmp_path / "folder", 1, run="earlier")
+    write_status(tmp_path, 1, queued=[{"step": 1, "run": holder}])
+    with pytest.raises(StillEvaluating):
+        publish(build, tmp_path / "folder", 1, run="r", busy_timeout_s=0.1)
+
+
+@pytest.mark.timeout(20)
+def test_status_that_is_a_fifo_or_a_folder_holds_nobody_up(tmp_path: Path) -> None:
+    publish(build, tmp_path, 1)
+    (tmp_path / ".evald").mkdir()
+    os.mkfifo(tmp_path / ".evald" / "status.json")
+    publish(build, tmp_path, 1, busy_timeout_s=0.1)
+    (tmp_path / ".evald" / "status.json").unlink()
+    (tmp_path / ".evald" / "status.json").mkdir()
+    publish(build, tmp_path, 1, busy_timeout_s=0.1)
+
+
+# --- two exporters of one step ------------------------------------------------------------------
+
+
+def descriptors() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+def test_what_another_exporter_is_writing_stays(tmp_path: Path) -> None:
+    before = descriptors()
+    first, second = Draft(tmp_path, 1), Draft(tmp_path, 1)
+    with first, second:
+        build(first.directory)
+        (second.directory / "half").write_bytes(b"1")
+        target = first.seal()
+        with pytest.raises(PublishError, match="step 1: another process has published it"):
+            second.seal()
+    assert names(target) == {"config.json", "model.safetensors", ".complete"}
+    assert names(tmp_path) == {"step_1"}
+    assert descriptors() == before
+
+
+def test_snapshot_without_its_marker_is_not_taken_away_from_who_writes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = publishing._write_atomically
+
+    def late(root: Path, path: Path, content: dict[str, Any]) -> Path:
+        with pytest.raises(PublishError, match="another process is publishing it right now"):
+            Draft(tmp_path, 1).open()
+        return write(root, path, content)
+
+    monkeypatch.setattr(publishing, "_write_atomically", late)
+    assert (publish(build, tmp_path, 1) / ".complete").exists()
+    assert names(tmp_path) == {"step_1"}
+
+
+@pytest.mark.parametrize(
+    ("size", "sentence"),
+    [(7, "lost was written and is gone"), (8, "model.safetensors has 7 bytes")],
+)
+def test_seal_demands_every_file_that_was_written(tmp_path: Path, size: int, sentence: str) -> None:
+    known = {"model.safetensors": {"size": size}, "lost": {"size": 1}}
+    with Draft(tmp_path, 1) as draft:
+        build(draft.directory)
+        with pytest.raises(PublishError, match=sentence):
+            draft.seal(known=known)
+    assert names(tmp_path) == set()
+
+
+def test_directory_that_came_back_is_not_published(tmp_path: Path) -> None:
+    with Draft(tmp_path, 1) as draft:
+        build(draft.directory)
+        draft.directory.rename(tmp_path / "gone")
+        draft.directory.mkdir()
+        build(draft.directory)
+        with pytest.raises(PublishError, match="was replaced while it was being written"):
+            draft.seal()
+    assert names(tmp_path) == {"gone"}
+
+
+def test_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*_: object) -> None:
+        raise OSError(errno.EBADF, "Bad file descriptor")
+
+    monkeypatch.setattr(fcntl, "flock", unknown)
+    (tmp_path / ".tmp-step_1.dead").mkdir()
+    publish(build, tmp_path, 1)
+    publish(build, tmp_path, 1)
+    assert names(tmp_path) == {"step_1"}
 
 
 def test_the_reader_understands_what_is_written(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,26 @@ def test_file_is_never_written_over(tmp_path: Path) -> None:
         ShardWriter(tmp_path / "a", [], hashes=True)
 
 
+def test_writer_that_cannot_begin_leaves_no_thread(tmp_path: Path) -> None:
+    before = threading.active_count()
+    (tmp_path / "a").touch()
+    for path, spec in (
+        (tmp_path / "a", TensorSpec("a", torch.uint8, (1,))),
+        (tmp_path / "none" / "a", TensorSpec("a", torch.uint8, (1,))),
+        (tmp_path / "b", TensorSpec("a", torch.complex128, (1,))),
+    ):
+        with pytest.raises((OSError, ExportError)):
+            ShardWriter(path, [spec], hashes=True)
+    assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("name", ["a", "__metadata__"])
+def test_name_that_is_taken(name: str) -> None:
+    specs = [TensorSpec(other, torch.uint8, (1,)) for other in ("a", name)]
+    with pytest.raises(ExportError, match=f"cannot hold another tensor called {name}"):
+        header(specs)
+
+
 # --- the base model -----------------------------------------------------------------------------
 
 
@@ -227,6 +248,13 @@ def test_config_says_whether_the_head_is_tied(
     write(tmp_path / "model.safetensors", a=2)
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert BaseModel.read(tmp_path).is_tied is is_tied
+
+
+@pytest.mark.parametrize("index", ["{}", "[]", '{"weight_map": 3}', '{"weight_map": {"a": 1}}'])
+def test_index_without_a_weight_map(tmp_path: Path, index: str) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(ExportError, match=r"cannot be read: model\S+json has no weight_map"):
+        BaseModel.read(tmp_path)
 
 
 def test_damaged_files_of_the_base_model(tmp_path: Path) -> None:
