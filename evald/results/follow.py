@@ -80,7 +80,8 @@ class Follower:
 
     def _open(self) -> None:
         try:
-            self._descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            # (a pipe is not waited for: reading at an offset then fails)
+            self._descriptor = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:  # between stat and open
             return
         status = os.fstat(self._descriptor)

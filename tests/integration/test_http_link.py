@@ -16,6 +16,7 @@ from status_stage import TOKEN, stage
 from evald.errors import EvaldError
 from evald.status.token import TokenError
 from evald.trainer.dispatcher import EvalDispatcher
+from evald.trainer.links import http_link
 from evald.trainer.links.http_connection import parse_url
 from evald.trainer.links.http_link import HttpLink, Refused
 
@@ -75,7 +76,7 @@ async def test_a_wrong_token_is_an_error_of_check_alone(
 
 async def test_a_wrong_token_is_told_when_a_job_begins(tmp_path: Path) -> None:
     def begin() -> None:
-        wrong = "no token"
+        wrong = "another"
         EvalDispatcher(
             tmp_path / "root", first_step=1, interval=5, mode="reuse", save_interval=5,
             checkpoint_path="/c/{step}", url=s.url, token=wrong,
@@ -186,6 +187,27 @@ def trickle(connection: socket.socket) -> None:
         return  # nobody reads any more, as it should be
 
 
+def dripping(start: bytes, piece: bytes, pause_s: float = 0.05) -> Callable[[socket.socket], None]:
+    """Never be silent for as long as the timeout, and never come to an end."""
+
+    def serve(connection: socket.socket) -> None:
+        try:
+            connection.recv(65536)
+            connection.sendall(start)
+            for _ in range(200):
+                connection.sendall(piece)
+                time.sleep(pause_s)
+        except OSError:
+            return
+
+    return serve
+
+
+def page(lines: bytes, headers: bytes = b"") -> Callable[[socket.socket], None]:
+    length = b"content-length: %d\r\n" % len(lines)
+    return raw(b"HTTP/1.1 200 OK\r\n" + headers + length + b"\r\n" + lines)
+
+
 def hang(connection: socket.socket) -> None:
     while connection.recv(65536):
         pass
@@ -196,6 +218,16 @@ def hang(connection: socket.socket) -> None:
     [
         hang,
         trickle,
+        dripping(b"", b"H"),
+        dripping(b"HTTP/1.1 200 OK\r\n", b"x"),
+        dripping(b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+        dripping(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n", b"1\r\n{\r\n"),
+        dripping(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n", b"0"),
+        dripping(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n0\r\n", b"a: b\r\n"),
+        page(b"{}\n", b"Evald-Last-Seq: " + b"9" * 5000 + b"\r\n"),
+        page(b'{"seq": ' + b"[" * 100_000 + b"]" * 100_000 + b"}\n"),
+        page(b'{"seq": ' + b"9" * 5000 + b"}\n"),
+        page(b'{"seq": "\xff"}\n'),
         raw(b""),
         raw(b"SSH-2.0-x\r\n"),
         raw(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{"),
@@ -214,6 +246,42 @@ def test_whatever_answers_training_goes_on_in_time(serve: Callable[[socket.socke
         assert link.samples("a/step/1/r0", "math") is None
         assert time.monotonic() - begun < 3
         link.close()
+
+
+@pytest.mark.parametrize(
+    "seq", [b'"7"', b"null", b"true", b"-1", b"1.5", b"[]", b"9999999999999999999"]
+)
+def test_a_record_without_a_seq_makes_an_unreadable_page(
+    seq: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with answering(page(b'{"seq": 1}\n{"seq": ' + seq + b"}\n")) as url:
+        link = HttpLink(url, TOKEN)
+        assert link.records(0) == []
+        link.close()
+    assert "cannot understand what answers" in capsys.readouterr().out
+
+
+def test_whole_records_of_an_answer_that_was_cut_off_count() -> None:
+    start = b'HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n{"seq": 1}\n{"seq": 2}\n{"se'
+    with answering(dripping(start, b"x")) as url:
+        link = HttpLink(url, TOKEN, timeout_s=0.3, samples_timeout_s=0.3)
+        begun = time.monotonic()
+        assert link.records(0) == [{"seq": 1}, {"seq": 2}]
+        assert link.samples("a/step/1/r0", "math") is None  # half of them is no answer
+        assert time.monotonic() - begun < 3
+        link.close()
+
+
+def test_an_answer_without_end_is_cut_off(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(http_link, "_MOST_SAMPLES_BYTES", 1 << 20)
+    start = b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n"
+    with answering(dripping(start, b"{}\n" * 100_000, 0)) as url:
+        link = HttpLink(url, TOKEN)
+        assert link.samples("a/step/1/r0", "math") is None
+        link.close()
+    assert "the answer has more than 1 MiB" in capsys.readouterr().out
 
 
 def test_what_is_no_evald_is_told_at_the_start() -> None:

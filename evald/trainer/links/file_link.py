@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ class FileLink:
         """Return the newest status that was written; None when there is none, or another's."""
         for path in self._boards():
             try:
-                status = msgspec.json.decode(path.read_bytes(), type=StatusView)
+                status = msgspec.json.decode(_content(path), type=StatusView)
             except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 continue  # nobody has served here, or an evald that speaks another schema
             self._told = Path(status.results)
@@ -63,6 +64,7 @@ class FileLink:
         try:
             lines = follower.read()
         except OSError:
+            self.close()  # what takes the place of a pipe or a directory is opened anew
             return []
         found = [record for record in map(_record, lines) if record and record["seq"] > after]
         if found:
@@ -79,7 +81,7 @@ class FileLink:
             return None
         folder = ledger.parent / "samples" / run / f"{kind}_{step}.{revision}"
         try:
-            lines = (folder / f"{set_name}.jsonl").read_bytes().splitlines()
+            lines = _content(folder / f"{set_name}.jsonl").splitlines()
             return [msgspec.json.decode(line) for line in lines if line]
         except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None
@@ -99,6 +101,15 @@ class FileLink:
 
 def _ledger(path: Path) -> Path:
     return path if path.suffix == ".jsonl" or path.is_file() else path / _LEDGER
+
+
+def _content(path: Path) -> bytes:
+    """Read a regular file; a pipe in its place must not hold up the training. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb", buffering=0) as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(f"{path} is no regular file")
+        return file.readall()
 
 
 def _record(line: bytes) -> dict[str, Any] | None:

@@ -5,16 +5,21 @@ Standard library only: a training job has its own ideas about HTTP packages.
 
 from __future__ import annotations
 
+import functools
 import http.client
+import io
 import socket
 import ssl
 import threading
 import time
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
 import msgspec
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
 _PORTS = {"http": 80, "https": 443}
 
@@ -58,6 +63,14 @@ class Connection(http.client.HTTPConnection):
         super().__init__("localhost" if place.scheme == "unix" else place.host, place.port or None)
         self._place = place
         self._deadline = deadline
+        self.response_class = cast(
+            "type[http.client.HTTPResponse]", functools.partial(_Response, self)
+        )
+
+    @property
+    def deadline(self) -> float:
+        """When the exchange under way must have ended, on the monotonic clock."""
+        return self._deadline
 
     def connect(self) -> None:
         """Open the socket; raises OSError."""
@@ -71,6 +84,7 @@ class Connection(http.client.HTTPConnection):
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if place.scheme == "https":
             context = ssl.create_default_context()
+            self.allow_until(self._deadline)  # the handshake gets what connecting has left
             plain = context.wrap_socket(plain, server_hostname=place.host)
         self.sock = plain
 
@@ -96,6 +110,46 @@ class Connection(http.client.HTTPConnection):
             raise TimeoutError("no answer in time")
         if self.sock is not None:  # the last answer of a connection is read without it
             self.sock.settimeout(left_s)
+
+
+class _Response(http.client.HTTPResponse):
+    """A response of which every single read, of headers too, ends by the connection's deadline."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        sock: socket.socket,
+        debuglevel: int = 0,
+        method: str | None = None,
+        url: str | None = None,
+    ) -> None:
+        super().__init__(sock, debuglevel, method, url)
+        raw = self.fp.detach()
+        self.fp = io.BufferedReader(_TimedReads(sock, raw, connection.deadline))
+
+
+class _TimedReads(io.RawIOBase):
+    """Reads of a socket: a peer that drips a byte a second gets no new timeout for each."""
+
+    def __init__(self, sock: socket.socket, raw: io.RawIOBase, deadline: float) -> None:
+        super().__init__()
+        self._sock = sock
+        self._raw = raw
+        self._deadline = deadline
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int | None:
+        left_s = self._deadline - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError("no answer in time")
+        self._sock.settimeout(left_s)
+        return cast("int | None", self._raw.readinto(buffer))
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
 
 
 def _resolve(place: Place, deadline: float) -> list[Any]:

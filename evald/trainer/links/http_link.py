@@ -22,13 +22,23 @@ from evald.trainer.links.http_connection import Connection, Place, parse_url
 log = structlog.get_logger(__name__)
 
 _CHUNK_BYTES = 256 << 10
+#: no answer of an evald is larger; a page of records has some 8 MiB.
+_MOST_BYTES = 64 << 20
+_MOST_SAMPLES_BYTES = 1 << 30
+#: ``seq`` has no more digits.
+_SEQ_DIGITS = 18
 _decoder: msgspec.json.Decoder[dict[str, Any]] = msgspec.json.Decoder(dict[str, Any])
 _FAULTS = (OSError, http.client.HTTPException)
+_NOT_UNDERSTOOD = (msgspec.DecodeError, ValueError, RecursionError)
 _REFUSED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 
 
 class Refused(EvaldError):
     """The daemon does not take the token."""
+
+
+class _TooLarge(http.client.HTTPException):
+    """An answer that no evald gives."""
 
 
 class _Answer(msgspec.Struct):
@@ -94,17 +104,21 @@ class HttpLink:
     def records(self, after: int) -> list[dict[str, Any]]:
         """Return the ledger's records with ``seq`` above ``after``, oldest first; [] if none.
 
-        What does not come within the timeout comes with the next call.
+        What does not come within the timeout comes with the next call: whole records of an answer
+        that was cut off count.
         """
         deadline = time.monotonic() + self._timeout_s
         records: list[dict[str, Any]] = []
         while (left_s := deadline - time.monotonic()) > 0:
-            answer = self._get_ok(f"/records?after={after}", left_s)
+            answer = self._get_ok(f"/records?after={after}", left_s, keep_lines=True)
             page = None if answer is None else self._lines(answer)
             if answer is None or not page:
                 break
+            if not all(_has_seq(record) for record in page):
+                self._say(f"cannot understand what answers at {self.url}: a record without its seq")
+                break
             records += page
-            after = max(after + 1, page[-1].get("seq", 0))
+            after = max(after + 1, page[-1]["seq"])
             if after >= answer.newest_seq:
                 break
         return records
@@ -112,7 +126,9 @@ class HttpLink:
     def samples(self, record_id: str, set_name: str) -> list[dict[str, Any]] | None:
         """Return the samples of one eval set of a point; None when they cannot be read."""
         query = urlencode({"record_id": record_id, "set": set_name})
-        answer = self._get_ok(f"/samples?{query}", self._samples_timeout_s)
+        answer = self._get_ok(
+            f"/samples?{query}", self._samples_timeout_s, most_bytes=_MOST_SAMPLES_BYTES
+        )
         return None if answer is None else self._lines(answer)
 
     def close(self) -> None:
@@ -120,8 +136,15 @@ class HttpLink:
         with self._lock:
             self._drop()
 
-    def _get_ok(self, path: str, timeout_s: float) -> _Answer | None:
-        answer = self._get(path, timeout_s)
+    def _get_ok(
+        self,
+        path: str,
+        timeout_s: float,
+        *,
+        most_bytes: int = _MOST_BYTES,
+        keep_lines: bool = False,
+    ) -> _Answer | None:
+        answer = self._get(path, timeout_s, most_bytes=most_bytes, keep_lines=keep_lines)
         if answer is None or answer.status == HTTPStatus.NOT_FOUND:
             return None
         if answer.status in _REFUSED:
@@ -134,18 +157,28 @@ class HttpLink:
         self._said = ""
         return answer
 
-    def _get(self, path: str, timeout_s: float) -> _Answer | None:
-        """Ask once; a second time when the kept connection turns out to be dead."""
+    def _get(
+        self,
+        path: str,
+        timeout_s: float,
+        *,
+        most_bytes: int = _MOST_BYTES,
+        keep_lines: bool = False,
+    ) -> _Answer | None:
+        """Ask once; a second time when the kept connection turns out to be dead.
+
+        ``keep_lines``: of an answer that breaks off the whole lines are an answer.
+        """
         deadline = time.monotonic() + timeout_s
         if not self._lock.acquire(timeout=timeout_s):
             return None
         try:
             if self._connection is not None:
                 try:
-                    return self._exchange(path, deadline)
+                    return self._exchange(path, deadline, most_bytes, keep_lines=keep_lines)
                 except _FAULTS:
                     self._drop()
-            return self._exchange(path, deadline)
+            return self._exchange(path, deadline, most_bytes, keep_lines=keep_lines)
         except _FAULTS as error:
             self._drop()
             self._say(f"cannot ask evald at {self.url}: {error or type(error).__name__}")
@@ -153,28 +186,30 @@ class HttpLink:
         finally:
             self._lock.release()
 
-    def _exchange(self, path: str, deadline: float) -> _Answer:
+    def _exchange(
+        self, path: str, deadline: float, most_bytes: int, *, keep_lines: bool
+    ) -> _Answer:
         if self._connection is None:
             self._connection = Connection(self._place, deadline)
             self._connection.connect()
         connection = self._connection
         connection.allow_until(deadline)
         connection.request("GET", self._place.prefix + path, headers=self._headers)
-        response = connection.getresponse()
         body = bytearray()
-        while True:
-            connection.allow_until(deadline)
-            chunk = response.read1(_CHUNK_BYTES)
-            if not chunk:
-                break
-            body += chunk
-        if response.length:  # read1 ends silently where a connection breaks off
-            raise http.client.IncompleteRead(bytes(body), response.length)
-        response.close()  # the connection is free for the next request
-        newest = response.headers.get(LAST_SEQ_HEADER, "0")
+        with connection.getresponse() as response:  # closed, it frees the connection
+            newest_seq = _newest_seq(response)
+            try:
+                _read_into(body, response, most_bytes)
+            except _FAULTS as fault:
+                whole = body.rfind(b"\n") + 1
+                ok = response.status == HTTPStatus.OK
+                if not (keep_lines and ok and whole) or isinstance(fault, _TooLarge):
+                    raise
+                del body[whole:]
+                self._drop()
         if response.will_close:
             self._drop()
-        return _Answer(response.status, int(newest) if newest.isdecimal() else 0, bytes(body))
+        return _Answer(response.status, newest_seq, bytes(body))
 
     def _drop(self) -> None:
         if self._connection is not None:
@@ -184,7 +219,7 @@ class HttpLink:
     def _view(self, answer: _Answer) -> StatusView:
         try:
             return msgspec.json.decode(answer.body, type=StatusView)
-        except (msgspec.DecodeError, RecursionError) as error:
+        except _NOT_UNDERSTOOD as error:
             raise EvaldError(
                 f"cannot understand what answers at {self.url} (HTTP {answer.status}): {error}; "
                 "is it an evald, and of this version?"
@@ -193,7 +228,7 @@ class HttpLink:
     def _lines(self, answer: _Answer) -> list[dict[str, Any]] | None:
         try:
             return [_decoder.decode(line) for line in answer.body.splitlines()]
-        except (msgspec.DecodeError, RecursionError) as error:
+        except _NOT_UNDERSTOOD as error:
             self._say(f"cannot understand what answers at {self.url}: {error}")
             return None
 
@@ -208,6 +243,28 @@ class HttpLink:
         if sentence != self._said:
             log.warning("evald_not_asked", detail=sentence)
         self._said = sentence
+
+
+def _read_into(body: bytearray, response: http.client.HTTPResponse, most_bytes: int) -> None:
+    """Read a body piece by piece; what came before a fault is in ``body``. Raises _FAULTS."""
+    while chunk := response.read1(_CHUNK_BYTES):
+        if len(body) + len(chunk) > most_bytes:
+            raise _TooLarge(f"the answer has more than {most_bytes >> 20} MiB")
+        body += chunk
+    if response.length:  # read1 ends silently where a connection breaks off
+        raise http.client.IncompleteRead(b"", response.length)
+
+
+def _newest_seq(response: http.client.HTTPResponse) -> int:
+    newest = response.headers.get(LAST_SEQ_HEADER, "0")
+    if len(newest) > _SEQ_DIGITS or not newest.isdecimal():
+        raise http.client.HTTPException(f"cannot understand its header {LAST_SEQ_HEADER}")
+    return int(newest)
+
+
+def _has_seq(record: dict[str, Any]) -> bool:
+    seq = record.get("seq")
+    return type(seq) is int and 0 <= seq < 10**_SEQ_DIGITS
 
 
 def _headers(

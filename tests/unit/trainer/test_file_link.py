@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,29 @@ def test_a_ledger_that_was_replaced_is_read_from_its_start(ledger: Path) -> None
 def test_a_ledger_that_cannot_be_read_has_no_records(ledger: Path) -> None:
     ledger.mkdir()
     assert FileLink(ledger.parent, ledger).records(0) == []
+
+
+def test_a_line_of_great_depth_costs_no_other(ledger: Path) -> None:
+    write(ledger, 1, tail='{"seq": 2, "deep": ' + "[" * 100_000 + "]" * 100_000 + "}\n")
+    write(ledger, 3)
+    assert seqs(FileLink(ledger.parent, ledger).records(0)) == [1, 3]
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(ledger: Path) -> None:
+    folder = ledger.parent / "samples" / "r" / "step_4.r1"
+    folder.mkdir(parents=True)
+    (ledger.parent / ".evald").mkdir()
+    for pipe in (ledger, folder / "a.jsonl", ledger.parent / ".evald" / "status.json"):
+        os.mkfifo(pipe)
+    link = FileLink(ledger.parent, ledger)
+    assert link.status() is None
+    assert link.records(0) == []
+    assert link.samples("r/step/4/r1", "a") is None
+    ledger.unlink()
+    write(ledger, 1)
+    assert seqs(link.records(0)) == [1]
+    link.close()
 
 
 # --- the samples --------------------------------------------------------------------------------
