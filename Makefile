@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: install demo test check clean
+.PHONY: install demo test check chaos clean
 
 install: $(VENV)/.installed
 
@@ -31,6 +31,12 @@ test: install
 	$(BIN)/coverage run -m pytest -q --durations=15 tests
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report --fail-under=90
+
+# Long runs: RUNS=300; one that failed: RUNS=1 SEED=its number.
+RUNS ?= 20
+SEED ?= 1
+chaos: install
+	$(BIN)/python -m tests.chaos --runs $(RUNS) --seed $(SEED)
 
 clean:
 	rm -rf .demo build dist *.egg-info .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache

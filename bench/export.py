@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from evald.trainer.export import SnapshotExporter
-from evald.trainer.export.background import available_bytes
+from evald.trainer.export.available import available_bytes
 from evald.trainer.export.pieces import spec_of
 from evald.trainer.export.shards import WHOLE, header
 

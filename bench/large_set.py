@@ -1,7 +1,7 @@
 """A set of 20,000 questions: how much memory the daemon needs, with a kill -9 in the middle.
 
 Starts a real daemon with a fake engine whose answers are 8,000 characters long, on prompts of
-about 1,000 characters and with a tokenizer of 150,000 tokens; kills it once half of the samples lie
+about 1,000 characters and with a tokenizer of 262,144 tokens; kills it once half of the samples lie
 on disk, starts it again, and lets it finish. Memory is the kernel's own high-water mark (VmHWM) of
 the daemon's process; engines and workers are processes of their own. In the end all samples are
 graded again (`evald regrade`) by the same daemon. The last line is JSON.
@@ -28,7 +28,7 @@ from evald.results.follow import read_records
 from evald.results.records import PointRecord
 from evald.testing import write_base_model, write_fake_python, write_snapshot
 
-VOCABULARY = 150_000
+VOCABULARY = 262_144
 PROMPT_CHARS = 1000
 LIMIT_MB = 300.0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -12,6 +13,8 @@ from evald.errors import EXIT_CONFIG, ConfigError, EvaldError
 
 _DESCRIPTION = "The eval node of LLM training: drop a snapshot, get a point on the curve."
 EXIT_INTERRUPTED = 130
+#: as a shell shows a program that was ended because nobody read its output any more.
+EXIT_UNREAD = 141
 
 #: command -> (module in evald.commands, one line of help); the module is imported when it is used.
 _COMMANDS = {
@@ -31,9 +34,18 @@ _COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the return value is the exit code."""
     try:
-        return _main(argv)
+        try:
+            return _main(argv)
+        finally:
+            sys.stdout.flush()
     except KeyboardInterrupt:  # a command that has more to do on Ctrl-C sees to it itself
         return EXIT_INTERRUPTED
+    except BrokenPipeError:  # such as ``| head``
+        # what is still buffered has no reader: keep the interpreter's exit from tripping over it
+        unread = os.open(os.devnull, os.O_WRONLY)
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(unread, stream.fileno())
+        return EXIT_UNREAD
 
 
 def _main(argv: Sequence[str] | None) -> int:

@@ -13,7 +13,17 @@ import msgspec
 from msgspec import Meta
 
 from evald.config_sets import Aggregate, Defaults, EvalSet
-from evald.config_types import Count, Mode, Name, Positive, Seconds, Share, Table, Text
+from evald.config_types import (
+    Count,
+    Mode,
+    Name,
+    NotNegative,
+    Positive,
+    Seconds,
+    Share,
+    Table,
+    Text,
+)
 
 __all__ = [
     "Aggregate",
@@ -27,6 +37,7 @@ __all__ = [
     "Fleet",
     "Group",
     "Inherit",
+    "KeepBest",
     "Results",
     "Shared",
     "Staging",
@@ -56,10 +67,17 @@ class Staging(Table, frozen=True, kw_only=True):
     keep: Count = 2
     #: budget for all snapshots in the root; None: the free space of the file system.
     max_bytes: Positive | None = None
+    #: bytes of the root's file system that stay free: a snapshot that leaves less is skipped
+    #: (no_space), and the SDK does not begin one. 0: all may be used.
+    min_free_bytes: Count = 0
     #: "off" hands snapshots to the engine unchecked (only for trying that out).
     validation: Literal["full", "off"] = "full"
     #: tensors (shell patterns) that may be absent from a snapshot.
     allow_absent: list[str] = []
+    #: a directory without marker in which nothing has changed for so long is "ckpt_missing", and
+    #: sooner once a newer step of its run is there.
+    unmarked_after_s: Seconds = 3600.0
+    overtaken_after_s: Seconds = 300.0
     #: seconds between two scans; events only make them come sooner.
     scan_interval_s: Seconds = 2.0
 
@@ -79,6 +97,9 @@ class Dispatch(Table, frozen=True, kw_only=True):
     drain_timeout_s: Seconds = 60.0
     #: share of samples without a score above which a point is "partial", not "ok".
     max_error_share: Share = 0.01
+    #: share of a point's samples that deadlines and stragglers must have left: with less it is
+    #: "skipped" with reason "deadline", else "partial".
+    min_done_share: Share = 0.5
     #: evaluate the base model once for each run.
     baseline: bool = False
     #: x of the baseline; -1 where steps count from 0.
@@ -98,6 +119,25 @@ class Results(Table, frozen=True, kw_only=True):
     file_mode: Mode = "0644"
     #: group name that owns the files; None: the daemon's own.
     group: str | None = None
+    #: MiB after which results.jsonl is closed as results.FIRST-LAST.jsonl (seq of its first and
+    #: last record) and a new one is begun; every reader of evald's goes through all. 0: never.
+    rotate_mb: NotNegative = 64.0
+    #: samples of ended points are compressed; beyond this many GB (10^9 bytes) in all, and older
+    #: than this many days, the oldest are deleted. Records stay, and so do samples that the next
+    #: point is compared with. 0: no limit.
+    samples_max_gb: NotNegative = 50.0
+    samples_keep_days: NotNegative = 0.0
+
+
+class KeepBest(Table, frozen=True, kw_only=True):
+    """The best snapshot of each run is copied before it is given up."""
+
+    #: metric of a point's record, such as "eval/aime".
+    metric: Text
+    #: which value is the best; an equal one does not replace what is kept.
+    rule: Literal["max", "min"] = "max"
+    #: DIR/<run>/best leads to the copy, with the point's record as evald_record.json.
+    dir: Text
 
 
 class Status(Table, frozen=True, kw_only=True):
@@ -276,6 +316,8 @@ class Config(Table, frozen=True, kw_only=True):
     dispatch: Dispatch = msgspec.field(default_factory=Dispatch)
     results: Results
     status: Status = msgspec.field(default_factory=Status)
+    #: None: what has ended goes when its turn comes.
+    keep_best: KeepBest | None = None
     #: exactly one posture: who owns the engines.
     fleet: Fleet | None = None
     attached: Attached | None = None

@@ -18,27 +18,18 @@ def cross_check(config: Config, places: list[str]) -> list[str]:
     from evald.status.listen import check_listen  # noqa: PLC0415 (keeps config light)
 
     problems: list[str] = []
-    posture = type(config.posture).__name__.lower()
     dispatch, staging = config.dispatch, config.staging
     if dispatch.sample_timeout_s >= dispatch.point_deadline_s:
         problems.append(
             f"dispatch.sample_timeout_s: {dispatch.sample_timeout_s:g} must be smaller than "
             f"dispatch.point_deadline_s = {dispatch.point_deadline_s:g}"
         )
-    root, results = Path(staging.root), Path(config.results.dir)
-    if results == root or results.is_relative_to(root):
+    if staging.overtaken_after_s > staging.unmarked_after_s:
         problems.append(
-            f"results.dir: {results} lies inside the staging root {root}; results outlive "
-            "snapshots, choose a directory on a disk"
+            f"staging.overtaken_after_s: {staging.overtaken_after_s:g} must not be larger than "
+            f"staging.unmarked_after_s = {staging.unmarked_after_s:g}"
         )
-    elif root.is_relative_to(results):
-        problems.append(f"staging.root: {root} lies inside results.dir {results}; separate them")
-    model = config.model_dir
-    if staging.owned and model is not None and model.is_relative_to(root):
-        problems.append(
-            f"{posture}.model: {model} lies inside the owned staging root, where evald deletes; "
-            "move the base model out"
-        )
+    problems += _check_places(config)
     problems += check_listen(config.status)
     problems += _check_posture(config)
     names: dict[str, int] = {}
@@ -214,6 +205,7 @@ def _check_set(eval_set: EvalSet, config: Config) -> list[str]:
             f"{config.dispatch.sample_timeout_s:g} and dispatch.point_deadline_s = "
             f"{config.dispatch.point_deadline_s:g}"
         )
+    problems += _check_stragglers(eval_set, config)
     if eval_set.min_new_tokens > eval_set.max_response_len:
         problems.append(
             f"min_new_tokens: {eval_set.min_new_tokens} must not be larger than max_response_len "
@@ -230,3 +222,48 @@ def _check_set(eval_set: EvalSet, config: Config) -> list[str]:
     if eval_set.top_k == 0 or eval_set.top_k < -1:
         problems.append(f"top_k: must be -1 (off) or at least 1, got {eval_set.top_k}")
     return problems
+
+
+def _check_places(config: Config) -> list[str]:
+    """Check that directories do not lie where another one's owner deletes."""
+    staging, problems = config.staging, list[str]()
+    root, results = Path(staging.root), Path(config.results.dir)
+    if results == root or results.is_relative_to(root):
+        problems.append(
+            f"results.dir: {results} lies inside the staging root {root}; results outlive "
+            "snapshots, choose a directory on a disk"
+        )
+    elif root.is_relative_to(results):
+        problems.append(f"staging.root: {root} lies inside results.dir {results}; separate them")
+    best = None if config.keep_best is None else Path(config.keep_best.dir)
+    if best is not None and (best.is_relative_to(root) or root.is_relative_to(best)):
+        problems.append(
+            f"keep_best.dir: {best} and the staging root {root} lie in one another; choose a "
+            "directory elsewhere, where nothing is deleted"
+        )
+    if best is not None and config.shared is not None:
+        problems.append("keep_best: engines that are shared come with no snapshots; remove it")
+    model = config.model_dir
+    if staging.owned and model is not None and model.is_relative_to(root):
+        posture = type(config.posture).__name__.lower()
+        problems.append(
+            f"{posture}.model: {model} lies inside the owned staging root, where evald deletes; "
+            "move the base model out"
+        )
+    return problems
+
+
+def _check_stragglers(eval_set: EvalSet, config: Config) -> list[str]:
+    """Check that a cut can happen where one is wanted, before what would come anyway."""
+    share, after_s = eval_set.cut_at_share, eval_set.cut_after_s
+    if eval_set.stragglers == "wait":
+        named = [key for key in ("cut_at_share", "cut_after_s") if getattr(eval_set, key)]
+        return [f"{key}: is of no use with stragglers = 'wait'; set 'cut'" for key in named]
+    if share is None and after_s is None:
+        return ["stragglers: 'cut', but when? set cut_at_share, cut_after_s, or both"]
+    deadline, name = eval_set.set_deadline_s, "set_deadline_s"
+    if deadline is None:
+        deadline, name = config.dispatch.point_deadline_s, "dispatch.point_deadline_s"
+    if after_s is not None and after_s >= deadline:
+        return [f"cut_after_s: {after_s:g} must be smaller than {name} = {deadline:g}"]
+    return []

@@ -37,16 +37,22 @@ def load_config(path: Path, *, environ: Mapping[str, str] = os.environ) -> Confi
     Raises ConfigError with one sentence for each fault.
     """
     try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+        return build_config(_parse(path), base=path.resolve().parent, environ=environ)
+    except RecursionError as error:
+        raise ConfigError([f"cannot parse config {path}: it is nested too deep"]) from error
+
+
+def _parse(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError([f"cannot read config {path}: {error.strerror}"]) from error
     except UnicodeDecodeError as error:
         raise ConfigError(
             [f"cannot read config {path}: not UTF-8 at byte {error.start}"]
         ) from error
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # TOMLDecodeError, or a number of thousands of digits
         raise ConfigError([f"cannot parse config {path}: {error}"]) from error
-    return build_config(raw, base=path.resolve().parent, environ=environ)
 
 
 def build_config(raw: dict[str, Any], *, base: Path, environ: Mapping[str, str]) -> Config:

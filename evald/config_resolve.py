@@ -61,6 +61,9 @@ def resolve_paths(config: Config, base: Path) -> Config:
         token_file=absolute(token) if token else token,
     )
 
+    if config.keep_best is not None:
+        best = replace(config.keep_best, dir=absolute(config.keep_best.dir))
+        config = replace(config, keep_best=best)
     sets = [_resolve_set(one, absolute) for one in config.eval]
     config = replace(config, staging=staging, results=results, status=status, eval=sets)
     posture = config.posture

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from evald.config_types import Count, Name, Positive, Seconds, Table, Text
+from evald.config_types import Count, Function, Name, Positive, Seconds, Table, Text
 
 
 class Defaults(Table, frozen=True, kw_only=True):
@@ -85,6 +85,14 @@ class Defaults(Table, frozen=True, kw_only=True):
     pass_k: list[Positive] = []
     #: the whole set, from its first request; None: the point's deadline alone.
     set_deadline_s: Seconds | None = None
+    #: the last samples of a set: "wait" for them until a deadline, or "cut" them off at what comes
+    #: first of cut_at_share and cut_after_s. What is cut off is aborted at the engines, never
+    #: counts, and makes the point "partial" with the bounds of its score.
+    stragglers: Literal["wait", "cut"] = "wait"
+    #: share of the set's samples that are done, whatever has come of them.
+    cut_at_share: Annotated[float, Meta(gt=0, lt=1)] | None = None
+    #: from the set's first request.
+    cut_after_s: Seconds | None = None
 
 
 class EvalSet(Defaults, frozen=True, kw_only=True):
@@ -101,16 +109,7 @@ class EvalSet(Defaults, frozen=True, kw_only=True):
     path: str = ""
     #: kind "custom": the user's async generate function, "module:function", and its settings
     #: (``evald/evals/custom/settings.py``).
-    function: (
-        Annotated[
-            str,
-            Meta(
-                pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$",
-                description='"module:function", such as "my_tools:generate"',
-            ),
-        ]
-        | None
-    ) = None
+    function: Function | None = None
     function_config: dict[str, Any] = {}
     #: kind "procedural": name of a reasoning-gym task, and its settings in their own names.
     task: Text | None = None

@@ -19,7 +19,9 @@ from evald.baseline import baseline_point
 from evald.config import Config
 from evald.config_load import dump_config
 from evald.dispatch import Dispatcher
+from evald.engines.log_sizes import keep_logs_short
 from evald.errors import EvaldError
+from evald.evals.grading import make_workers
 from evald.measure import Measure
 from evald.operations import Operations
 from evald.point import EvalPoint
@@ -27,11 +29,13 @@ from evald.postures.build import build_posture
 from evald.postures.contract import Posture
 from evald.preflight import Preflight
 from evald.prompt_check import Job, check_prompts_apart
-from evald.regrade.regrader import Regrader, make_workers
+from evald.regrade.regrader import Regrader
 from evald.regrade.service import RegradeService
 from evald.results.ledger import Ledger
 from evald.results.records import Alert
+from evald.results.sample_store import SampleStore
 from evald.run_ends import RunEnds
+from evald.staging.best import BestKeeper
 from evald.staging.intake import Intake
 from evald.staging.retention import Retention
 from evald.status.board import Board
@@ -81,12 +85,13 @@ class Daemon:
         async with AsyncExitStack() as stack:
             ledger = Ledger.open(config.results)
             stack.callback(ledger.close)
-            posture = build_posture(config, self._checked, ledger.index)
+            posture = build_posture(config, self._checked, ledger.index, ledger.pause)
             stack.push_async_callback(posture.close)
-            retention = Retention(config.staging, on_alert=self._alert)
+            retention = self._retention(stack)
             measure = Measure(config.dispatch, posture=posture, marker=config.staging.marker)
             stack.callback(measure.close)
             self._build(ledger, posture, retention, measure)
+            stack.callback(self._samples.close)
             self._server = StatusServer(
                 socket_path(config),
                 view=self.view,
@@ -110,6 +115,18 @@ class Daemon:
             stack.enter_context(self._signals())
             await self._serve(posture, board)
 
+    def _retention(self, stack: AsyncExitStack) -> Retention:
+        config, best = self._config, None
+        if config.keep_best is not None:
+            best = BestKeeper(
+                config.keep_best,
+                marker=config.staging.marker,
+                results_file=config.results_file,
+                on_alert=self._alert,
+            )
+            stack.callback(best.close)
+        return Retention(config.staging, on_alert=self._alert, best=best)
+
     def _build(
         self, ledger: Ledger, posture: Posture, retention: Retention, measure: Measure
     ) -> None:
@@ -121,8 +138,7 @@ class Daemon:
             measure=measure,
             progress=posture.progress,
             retention=retention,
-            used_bytes=lambda: self._intake.view().used_bytes,
-            max_bytes=config.staging.max_bytes,
+            shortage=self._shortage,
             run_ends=RunEnds(ledger=ledger, retention=retention, on_end=self._run_ended),
             baseline=self._baseline if config.dispatch.baseline and config.model_dir else None,
         )
@@ -136,6 +152,9 @@ class Daemon:
             on_alert=self._alert,
             baseline_step=config.dispatch.baseline_step,
             shared=config.shared is not None,
+        )
+        self._samples = SampleStore(
+            config.results, index=ledger.index, is_open=self._dispatcher.is_open
         )
         self._regrades = RegradeService(
             lambda: Regrader(
@@ -157,6 +176,8 @@ class Daemon:
                     ("staging", self._intake.run()),
                     ("dispatch", self._dispatcher.run()),
                     ("regrade", self._regrades.run()),
+                    ("samples", self._samples.run()),
+                    ("logs", keep_logs_short(Path(self._config.results.dir))),
                     ("status", board.run()),
                     ("ready", self._announce()),
                 ):
@@ -189,11 +210,16 @@ class Daemon:
     def _status_line(self) -> str:
         queued, running = self._dispatcher.view()
         serving = sum(e.state == "serving" for e in self._posture.engines())
-        state = "paused" if self._dispatcher.paused else self._state
+        why = self._ledger.pause.why
+        state = f"{self._shown_state()} ({why})" if why else self._shown_state()
         return (
             f"{state}; engines {serving}/{len(self._posture.engines())} serving; "
             f"{len(running)} running, {len(queued)} queued"
         )
+
+    def _shown_state(self) -> str:
+        paused = self._dispatcher.paused or self._ledger.pause.why
+        return "paused" if paused and self._state == "serving" else self._state
 
     async def _alert(self, name: str, detail: str) -> None:
         run = self._config.run
@@ -201,6 +227,9 @@ class Daemon:
         await self._ledger.append(
             Alert(run=run, step=0, record_id=record_id, name=name, detail=one_line(detail))
         )
+
+    async def _shortage(self) -> str | None:
+        return await self._intake.room.shortage()
 
     def _baseline(self, run: str) -> EvalPoint:
         step, marker = self._config.dispatch.baseline_step, self._config.staging.marker
@@ -256,7 +285,8 @@ class Daemon:
             beat=self._beat,
             time=time.time(),
             uptime_s=round(time.monotonic() - self._started, 3),
-            state="paused" if self._dispatcher.paused else self._state,
+            state=self._shown_state(),
+            not_written=self._ledger.pause.why,
             run=self._config.run,
             results=str(self._config.results_file),
             cap=self._config.dispatch.max_in_flight,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import msgspec
@@ -20,11 +20,11 @@ from evald.run_ends import RunEnds
 from evald.staging.offers import InvalidPoint, LostPoint, Offer, RunEnded, TrainerSkip
 from evald.staging.retention import Retention
 from evald.status.view import PointView, SetView
-from evald.turns import Turns
+from evald.turns import RunsInTurn, Turns
 
 log = structlog.get_logger(__name__)
 
-#: a run that is ending is looked at this often without an event.
+#: a run that is ending, and a disk that was full, is looked at this often without an event.
 _LOOK_AGAIN_S = 1.0
 
 
@@ -44,8 +44,8 @@ class _Entry(msgspec.Struct):
 class Dispatcher:
     """Queues points in order of arrival and runs at most ``max_in_flight`` of them.
 
-    ``progress`` shows the running point's sets. ``used_bytes`` tells the bytes of all snapshots in
-    the staging root; ``max_bytes`` is their budget. ``baseline`` makes a run's baseline point,
+    ``progress`` shows the running point's sets. ``shortage`` says why the staging root has no room
+    for one more snapshot; None: it has. ``baseline`` makes a run's baseline point,
     which goes before the run's first step.
     """
 
@@ -57,8 +57,7 @@ class Dispatcher:
         measure: Measure,
         progress: Callable[[], list[SetView]],
         retention: Retention,
-        used_bytes: Callable[[], int],
-        max_bytes: int | None,
+        shortage: Callable[[], Awaitable[str | None]],
         run_ends: RunEnds,
         baseline: Callable[[str], EvalPoint] | None = None,
     ) -> None:
@@ -67,8 +66,7 @@ class Dispatcher:
         self._measure = measure
         self._progress = progress
         self._retention = retention
-        self._used_bytes = used_bytes
-        self._max_bytes = max_bytes
+        self._shortage = shortage
         self._run_ends = run_ends
         self._baseline = baseline
         self._baselined: set[str] = set()
@@ -77,6 +75,7 @@ class Dispatcher:
         #: their records are being written and their snapshots given up.
         self._ending: set[PointKey] = set()
         self._turns = Turns()
+        self._runs = RunsInTurn()
         #: staging offers from several tasks; what is looked up in the index and what is then
         #: appended belong together.
         self._admission = asyncio.Lock()
@@ -127,7 +126,7 @@ class Dispatcher:
         key, snapshot = point.key, point.snapshot
         known = self._ledger.index.get(key)
         if known is None:
-            refusal = self._refusal(snapshot)
+            refusal = await self._refusal(snapshot)
             if refusal is not None:
                 return [(point, skipped_record(point, *refusal))]
             await self._ledger.append(_accepted(point))
@@ -142,15 +141,12 @@ class Dispatcher:
         self._queue[key] = _Entry(point, "queued", now, now)
         return superseded
 
-    def _refusal(self, snapshot: Snapshot) -> tuple[SkipReason, str] | None:
+    async def _refusal(self, snapshot: Snapshot) -> tuple[SkipReason, str] | None:
         if snapshot.final or snapshot.kind is Kind.BASELINE:
             return None
-        used = self._used_bytes()
-        if self._max_bytes is not None and snapshot.owned and used > self._max_bytes:
-            return SkipReason.NO_SPACE, (
-                f"snapshots in the staging root take {used} bytes, over staging.max_bytes = "
-                f"{self._max_bytes}; raise it, or lower keep or max_in_flight"
-            )
+        shortage = await self._shortage() if snapshot.owned else None
+        if shortage is not None:
+            return SkipReason.NO_SPACE, shortage
         busy = len(self._queue) + len(self._running)
         if self._config.overflow == "skip" and busy >= self._config.max_in_flight:
             return SkipReason.BUSY, (
@@ -161,7 +157,7 @@ class Dispatcher:
 
     def _supersede_queued(self, newer: EvalPoint) -> list[tuple[EvalPoint, PointRecord]]:
         """Policy ``latest``: what still queues gives way to the newest snapshot of its run."""
-        if len(self._running) < self._config.max_in_flight:
+        if len(self._running) < self._config.max_in_flight and not self.paused:
             return []
         ended = []
         detail = f"{newer.key} came while this point queued, and dispatch.overflow is 'latest'"
@@ -237,8 +233,9 @@ class Dispatcher:
                 if not self._running:
                     self._idle.set()
                 self._wake.clear()
+                looks = self._run_ends.waiting or self._ledger.pause.why
                 try:
-                    async with asyncio.timeout(_LOOK_AGAIN_S if self._run_ends.waiting else None):
+                    async with asyncio.timeout(_LOOK_AGAIN_S if looks else None):
                         await self._wake.wait()
                 except TimeoutError:
                     continue
@@ -260,9 +257,11 @@ class Dispatcher:
             self._queue
             and not self._draining
             and not self.paused
+            and not self._ledger.pause.why
             and len(self._running) < self._config.max_in_flight
         ):
-            key = next(iter(self._queue))
+            key = self._runs.choose(self._queue)
+            self._runs.start(key.run)
             entry = self._running[key] = self._queue.pop(key)
             self._idle.clear()
             turn = self._turns.join(key)
@@ -311,8 +310,7 @@ class Dispatcher:
         self._ending.add(point.key)
         try:
             await self._record(record)
-            if point.snapshot.owned:
-                await self._retention.retire(point.snapshot.directory, point.snapshot.fingerprint)
+            await self._retention.end(point, record)
         finally:
             self._ending.discard(point.key)
 

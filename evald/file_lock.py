@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 
@@ -9,12 +10,17 @@ import os
 def hold(descriptor: int) -> str | None:
     """Lock an open file and write our pid into it; None, or the pid of who holds it already.
 
-    Raises OSError where the file system knows no locks, or the pid cannot be written.
+    Raises OSError where the file system knows no locks, or the pid cannot be written; on a full
+    disk nobody is told it.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
+    try:
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
+    except OSError as error:
+        if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+            raise
     return None

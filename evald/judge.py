@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from evald import __version__
+from evald.config import Dispatch
 from evald.point import EvalPoint, Outcome, SkipReason, Timings
 from evald.postures.contract import PointResult, SetResult
 from evald.results.records import Counts, PointRecord
 from evald.text import one_line
-
-#: share of samples cut by a deadline above which what is left is no measurement.
-_MAX_TIMEOUT_SHARE = 0.5
 
 
 def judge(
@@ -22,7 +20,7 @@ def judge(
     digest: str | None,
     timings: Timings,
     sets: Sequence[SetResult],
-    max_error_share: float,
+    limits: Dispatch,
 ) -> PointRecord:
     """Build the terminal record of a point whose ``sets`` are done: ok, partial or skipped."""
     counts = result.counts
@@ -34,7 +32,8 @@ def judge(
     if result.problem:
         summary += f"; the first: {result.problem}"
     provenance = {**result.provenance, "snapshot": digest, "evald": __version__}
-    timed_out = counts.n_timeout / max(counts.n_total, 1) > _MAX_TIMEOUT_SHARE
+    n_in_time = counts.n_total - counts.n_timeout
+    timed_out = n_in_time < limits.min_done_share * counts.n_total
     if timed_out or (failed and counts.n_scored == 0):
         late = counts.n_timeout >= max(counts.n_error, counts.n_grader_error)
         reason = SkipReason.DEADLINE if late else SkipReason.CRASHED
@@ -46,7 +45,7 @@ def judge(
         summary += f"; fewer than min_eval_samples: {', '.join(too_few)}"
     # the worst set decides: a set that failed must not hide behind a large one
     worst_share = max((_error_share(one.counts) for one in sets), default=0.0)
-    partial = worst_share > max_error_share or bool(too_few)
+    partial = worst_share > limits.max_error_share or bool(too_few) or counts.n_cut > 0
     key, snapshot = point.key, point.snapshot
     metrics = dict(result.metrics)
     metrics["eval/step"] = key.step

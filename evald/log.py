@@ -7,6 +7,8 @@ import sys
 
 import structlog
 
+from evald.text import escape
+
 
 def configure_logging(level: str) -> None:
     """Send logs to standard error; called once, by the command."""
@@ -19,6 +21,7 @@ def configure_logging(level: str) -> None:
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
+            _printable,
             structlog.processors.format_exc_info,
             renderer,
         ],
@@ -27,3 +30,10 @@ def configure_logging(level: str) -> None:
         # so that a later configuration counts for every module
         cache_logger_on_first_use=False,
     )
+
+
+def _printable(
+    _: structlog.typing.WrappedLogger, __: str, event: structlog.typing.EventDict
+) -> structlog.typing.EventDict:
+    """Escape what would command a terminal: names of files are chosen by others."""
+    return {key: escape(value) if isinstance(value, str) else value for key, value in event.items()}

@@ -84,7 +84,7 @@ class Measure:
                 digest=life.digest,
                 timings=life.finish(),
                 sets=life.sets,
-                max_error_share=self._config.max_error_share,
+                limits=self._config,
             )
         except EvalSkip as skip:
             if self._is_stopping(skip):

@@ -9,19 +9,18 @@ from pathlib import Path
 
 import msgspec
 
-from evald.config import Attached, Config, Shared, Staging
+from evald.config import Attached, Config, Shared
 from evald.engines.prepare import FleetPlan, prepare_fleet
-from evald.errors import ConfigError, InvalidSnapshot, LedgerError
+from evald.errors import ConfigError, EvaldError, InvalidSnapshot, LedgerError
 from evald.evals.curve import CHANGED_REMEDY, CurveWatch
 from evald.evals.procedural.made import library_notes
 from evald.evals.ready_sets import ready_sets
 from evald.evals.sets import LoadedSet
-from evald.presets import PRESETS
 from evald.results.follow import read_records
 from evald.results.index import PointIndex
 from evald.results.modes import Modes
-from evald.staging.intake import deletable
 from evald.staging.validate import BaseModel
+from evald.staging_notes import Machine, staging_notes
 from evald.status.listen import tcp_listener
 from evald.status.sockets import socket_path
 
@@ -82,6 +81,8 @@ def preflight(
     problems += _python(config)
     problems += _writable("staging.root", Path(config.staging.root), owned=config.staging.owned)
     problems += _writable("results.dir", Path(config.results.dir), owned=True)
+    if config.keep_best is not None:
+        problems += _writable("keep_best.dir", Path(config.keep_best.dir), owned=True)
     problems += _socket(config)
     problems += _token(config, environ)
     problems += _reused_root(config)
@@ -207,14 +208,23 @@ def _token(config: Config, environ: Mapping[str, str]) -> list[str]:
 
 
 def _reused_root(config: Config) -> list[str]:
-    """Refuse to own a directory from which the trainer itself resumes: evald would delete it."""
+    """Refuse to own a directory from which the trainer itself resumes: evald would delete it.
+
+    Raises EvaldError when it cannot be read: then nobody knows.
+    """
     root = Path(config.staging.root)
     if not config.staging.owned or _nearest(root) != root:
         return []
     name = Path(config.staging.pattern).parts[0].replace("{step}", "*")
     for pattern in TRAINING_STATE:
         for prefix in ("", f"{name}/"):
-            found = next(root.glob(prefix + pattern), None)
+            try:
+                found = next(root.glob(prefix + pattern), None)
+            except OSError as error:
+                raise EvaldError(
+                    f"cannot look into staging root {root}: {error.strerror}; start evald again "
+                    "when it can be read"
+                ) from error
             if found is not None:
                 sentence = (
                     f"staging.root: {found} looks like training state that the trainer resumes "
@@ -226,15 +236,7 @@ def _reused_root(config: Config) -> list[str]:
 
 
 def _notes(config: Config, base: BaseModel | None) -> list[str]:
-    staging = config.staging
-    notes = _preset_notes(staging)
-    if base is not None and staging.owned:
-        notes += _size_notes(config, base.size_bytes)
-    root = Path(staging.root)
-    if staging.owned and _nearest(root) == root:
-        sentence = deletable(root)
-        if sentence is not None:
-            notes.append(f"WARNING: {sentence}")
+    notes = staging_notes(config, None if base is None else base.size_bytes, Machine())
     has_gpu = any(Path(device).exists() for device in GPU_DEVICES)
     if config.fleet is not None and config.fleet.device == "cuda" and not has_gpu:
         notes.append(
@@ -244,61 +246,3 @@ def _notes(config: Config, base: BaseModel | None) -> list[str]:
     if config.fleet is not None and config.engine_count == 0:
         notes.append("WARNING: no engines: every point will end skipped (unhealthy)")
     return notes
-
-
-def _preset_notes(staging: Staging) -> list[str]:
-    """Say what a preset stands for, and who deletes where evald does not."""
-    notes = []
-    preset = PRESETS.get(staging.preset or "")
-    if preset is not None:
-        finished = preset.finished.format(marker=staging.marker)
-        notes.append(
-            f"staging.preset {staging.preset!r}: a snapshot is {staging.pattern} in the staging "
-            f"root or in a run's folder there, and finished {finished}"
-        )
-    if preset is not None and preset.rotated:
-        notes.append(
-            "evald deletes nothing in the staging root: the trainer does, and a snapshot that is "
-            "gone before its turn ends skipped (ckpt_missing); let it keep more if that happens"
-        )
-    elif not staging.owned:
-        notes.append(
-            "evald deletes nothing in the staging root (staging.owned = false): somebody else "
-            "must, or it fills up"
-        )
-    return notes
-
-
-def _size_notes(config: Config, snapshot_bytes: int) -> list[str]:
-    """Say how much the staging root must hold, and whether it can."""
-    staging, dispatch = config.staging, config.dispatch
-    count = staging.keep + dispatch.max_in_flight + 1
-    peak = count * snapshot_bytes
-    notes = []
-    notes.append(
-        f"the staging root holds up to {count} snapshots (keep {staging.keep} + max_in_flight "
-        f"{dispatch.max_in_flight} + 1 being written) of {_gigabytes(snapshot_bytes)} each: "
-        f"{_gigabytes(peak)} at the peak"
-    )
-    root = Path(staging.root)
-    usage = shutil.disk_usage(_nearest(root))
-    if usage.total < peak:
-        notes.append(
-            f"WARNING: the file system of {root} has {_gigabytes(usage.total)} in all, less than "
-            "that peak; enlarge it, or lower staging.keep or dispatch.max_in_flight"
-        )
-    elif usage.free < peak:
-        notes.append(
-            f"WARNING: the file system of {root} has {_gigabytes(usage.free)} free, less than that "
-            "peak"
-        )
-    if staging.max_bytes is not None and staging.max_bytes < peak:
-        notes.append(
-            f"WARNING: staging.max_bytes = {staging.max_bytes} is less than that peak: snapshots "
-            "will be skipped with reason no_space"
-        )
-    return notes
-
-
-def _gigabytes(size_bytes: int) -> str:
-    return f"{size_bytes / 1e9:.3g} GB"

@@ -1,6 +1,6 @@
 """Every prompt is encoded once before the first point: in a process of its own.
 
-A large tokenizer takes hundreds of megabytes, which the daemon needs again only for its points.
+A large tokenizer takes hundreds of megabytes, and nobody needs the token ids yet.
 ``python -m evald.prompt_check`` reads a Job from standard input and writes an Answer.
 """
 

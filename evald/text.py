@@ -23,10 +23,16 @@ def hide_secrets(command: str) -> str:
     return _SECRET.sub(r"\1(hidden)", command)
 
 
+def escape(text: str) -> str:
+    """Return ``text`` with all that is not printable escaped: control characters, line ends."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
 def one_line(text: str) -> str:
     """Return ``text`` printable and on one line; what is not printable is escaped."""
-    if not text.isprintable():
-        text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    text = escape(text)
     return text if len(text) <= _MAX_CHARS else text[: _MAX_CHARS - 3] + "..."
 
 

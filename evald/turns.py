@@ -1,10 +1,29 @@
-"""The line for the engines: points take them in order of admission, one at a time."""
+"""Who comes next: which run's point is started, and the line of started points for the engines."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 
 from evald.point import PointKey
+
+
+class RunsInTurn:
+    """Runs that share a root take turns, so that none waits behind another's whole queue."""
+
+    def __init__(self) -> None:
+        #: run -> number of its latest start.
+        self._started: dict[str, int] = {}
+        self._starts = 0
+
+    def choose(self, queue: Iterable[PointKey]) -> PointKey:
+        """Return the oldest point of the run that has waited longest; ``queue`` is not empty."""
+        return min(queue, key=lambda key: self._started.get(key.run, 0))
+
+    def start(self, run: str) -> None:
+        """Note that a point of ``run`` is started."""
+        self._starts += 1
+        self._started[run] = self._starts
 
 
 class Turns:

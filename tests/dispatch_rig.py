@@ -45,11 +45,11 @@ class FakeExporter:
         self.closed = False
 
     def export(
-        self, weights: Any, step: int, *, final: bool = False
+        self, weights: Any, step: int, *, final: bool = False, run: str | None = None
     ) -> concurrent.futures.Future[Path]:
         self.steps.append(step)
         future: concurrent.futures.Future[Path] = concurrent.futures.Future()
-        work = functools.partial(self._write, str(weights), step, final=final)
+        work = functools.partial(self._write, str(weights), step, final=final, run=run or self.run)
         if self.background:
             self.pending.append((future, work))
             return future
@@ -74,11 +74,11 @@ class FakeExporter:
         assert timeout_s > 0
         self.closed = True
 
-    def _write(self, weights: str, step: int, *, final: bool) -> Path:
+    def _write(self, weights: str, step: int, *, final: bool, run: str | None) -> Path:
         def build(directory: Path) -> None:
             (directory / "model.safetensors").write_text(weights)
 
-        return publish(build, self.root, step, run=self.run, final=final, busy_timeout_s=0.1)
+        return publish(build, self.root, step, run=run, final=final, busy_timeout_s=0.1)
 
 
 class Untouchable:

@@ -14,6 +14,7 @@ import msgspec
 from evald.config import Dispatch, Results
 from evald.errors import EvaldError, Unhealthy
 from evald.evals.curve import CurveWatch
+from evald.evals.encoding import Encoding
 from evald.evals.evaluator import Evaluator, PreparedPoint
 from evald.evals.sets import load_set
 from evald.evals.stats.set_metrics import Earlier
@@ -21,6 +22,7 @@ from evald.evals.worker import Job, answer
 from evald.evals.worker_pool import WorkerFailed, Workers
 from evald.point import EvalPoint, PinTarget, PointKey, Snapshot
 from evald.postures.contract import GenerateRequest, Generation, Pin, PointResult, SetResult
+from evald.results.pause import Pause
 from evald.status.view import EngineView
 
 DIGEST = "0123456789abcdef"
@@ -63,8 +65,13 @@ class FakePosture:
                 weight_version=LABEL,
                 engine="engine-0",
                 latency_s=0.01,
+                prompt_logprobs=[-1.0] * (len(prompt) - start),
             )
-            for _ in request.sampling
+            for prompt, start in zip(
+                request.prompts,
+                request.score_from or [len(prompt) for prompt in request.prompts],
+                strict=True,
+            )
         ]
 
     def capacity(self) -> int:
@@ -136,6 +143,8 @@ class World:
         self.workers: Workers = InlineWorkers()
         self.curve: CurveWatch | None = None
         self.earlier: list[Earlier] = []
+        self.pause = Pause()
+        self.deterministic = False
 
     async def on_set(self, result: SetResult) -> None:
         self.done.append(result)
@@ -148,9 +157,12 @@ class World:
             dispatch=Dispatch(sample_timeout_s=self.sample_timeout_s),
             results=Results(dir=str(self.results_dir)),
             model_dir=self.model,
+            make_encoder=Encoding,
             workers=self.workers,
             curve=self.curve,
             earlier=lambda _key, _set: self.earlier,
+            pause=self.pause,
+            deterministic=self.deterministic,
         )
         snapshot = Snapshot(
             run="r", step=7, directory=self.model, fingerprint="f", size_bytes=1, digest=DIGEST

@@ -12,6 +12,7 @@ from evaluator_world import FakePosture, InlineWorkers
 from evald.config import Aggregate, Config, Dispatch, EvalSet, Results, Staging
 from evald.evals.curve import CurveWatch
 from evald.evals.earlier import EarlierPoints
+from evald.evals.encoding import Encoding
 from evald.evals.evaluator import Evaluator
 from evald.evals.sets import load_set
 from evald.measure import Measure
@@ -84,6 +85,7 @@ class RegradeWorld:
             earlier=EarlierPoints(self.ledger.index, Path(self.results.dir)),
             curve=CurveWatch(self.ledger.index, "record"),
             aggregates=self.aggregates,
+            make_encoder=Encoding,
             workers=InlineWorkers(),
         )
         posture = EvaluatedPosture(engines, evaluator, loads=True)

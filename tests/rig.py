@@ -30,9 +30,11 @@ scan_interval_s = 0.5
 {dispatch}
 [results]
 dir = "{work}/results"
+{results}
 [status]
 socket = "{work}/evald.sock"
 {status}
+{tables}
 {posture}
 {sets}
 """
@@ -114,7 +116,9 @@ class Rig:
                 sets=_SETS.format(work=work) if sets else "",
                 staging=tables.get("staging", ""),
                 dispatch=tables.get("dispatch", ""),
+                results=tables.get("results", ""),
                 status=tables.get("status", ""),
+                tables=tables.get("tables", ""),
             )
         )
         self.results = work / "results" / "results.jsonl"

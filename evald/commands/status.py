@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
+import textwrap
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -49,6 +50,8 @@ def render(view: StatusView) -> list[str]:
         + _duration(view.uptime_s),
         f"results  {view.results} (seq {view.last_seq})",
     ]
+    if view.not_written:
+        lines += textwrap.wrap(f"PAUSED: {view.not_written}", WIDTH)
     if view.listen is not None:
         lines += [f"listens  {view.listen} (with its token)"]
     if (staging := view.staging) is not None:

@@ -61,11 +61,12 @@ def _tail(args: argparse.Namespace) -> int:
     path = results_file(args.results)
     if not path.exists():
         print(f"evald: {path} does not exist yet", file=sys.stderr)
-    with Follower(path) as follower:
-        _print(follower.read(), args.after)
-        while not args.once and not _reader_has_gone():
-            _print(follower.read(), args.after)
-    return 0
+    with Follower(path, after=args.after) as follower:
+        while True:
+            for lines in follower.batches():
+                _print(lines, args.after)
+            if args.once or _reader_has_gone():
+                return 0
 
 
 def _tail_remote(args: argparse.Namespace) -> int:

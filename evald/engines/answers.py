@@ -26,6 +26,8 @@ class VersionSpan(msgspec.Struct, frozen=True):
 class MetaInfo(msgspec.Struct, frozen=True):
     """What the server says about an answer."""
 
+    #: of the request that it answers.
+    id: str | None = None
     finish_reason: FinishReason | None = None
     weight_version: str | None = None
     weight_versions: list[VersionSpan] | None = None

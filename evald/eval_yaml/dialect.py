@@ -45,6 +45,7 @@ FIELDS: dict[str, Callable[[Node], Any]] = {
 #: the same thing in the oldest dialect.
 RENAMED = {"prompt_key": "input_key"}
 
+_STRAGGLERS = "set stragglers = 'cut' and cut_at_share or cut_after_s in [defaults] instead"
 _OWN_LOOP = "it belongs to the trainer's own sampling loop, which evald does not run"
 #: what is known there, and why it cannot be had here.
 UNSERVED = {
@@ -56,8 +57,8 @@ UNSERVED = {
     "eval_task_timeout": (
         "the deadlines are [dispatch] sample_timeout_s and, in an [[eval]] table, set_deadline_s"
     ),
-    "eval_early_stop_remaining": "no sample is given up before a deadline; see set_deadline_s",
-    "eval_early_stop_idle_timeout": "no sample is given up before a deadline; see set_deadline_s",
+    "eval_early_stop_remaining": _STRAGGLERS,
+    "eval_early_stop_idle_timeout": _STRAGGLERS,
     "chat_template_suffix_to_remove": (
         "prompts are rendered as the chat template says; change it with apply_chat_template_kwargs"
     ),

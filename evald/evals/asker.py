@@ -1,8 +1,9 @@
-"""The engines as a point's questions see them."""
+"""The engines as the questions of one attempt on a point see them."""
 
 from __future__ import annotations
 
-import uuid
+import itertools
+import secrets
 from typing import Any
 
 from evald.evals.custom.calls import Outcome, Serve
@@ -13,7 +14,8 @@ from evald.postures.contract import Engines, GenerateRequest, Generation, Pin
 class PointAsker:
     """Fulfils ``kinds.Asker`` for one point; ``timeout_s`` bounds each request, and each sample.
 
-    ``functions`` runs the user's own.
+    ``functions`` runs the user's own. The ids of its requests begin with a nonce: an answer to an
+    earlier attempt on the point, or to anything else, has another id and is void.
     """
 
     def __init__(
@@ -23,6 +25,8 @@ class PointAsker:
         self._pin = pin
         self._functions = functions
         self._timeout_s = timeout_s
+        self._attempt = f"evald-{secrets.token_hex(8)}"
+        self._numbers = itertools.count(1)
 
     async def generate(
         self,
@@ -36,7 +40,7 @@ class PointAsker:
             prompts=prompts,
             sampling=sampling,
             score_from=score_from,
-            rid=f"evald-{uuid.uuid4().hex}",
+            rid=f"{self._attempt}-{next(self._numbers)}",
             timeout_s=self._timeout_s,
         )
         return await self._engines.generate(self._pin, request)

@@ -10,16 +10,19 @@ from pathlib import Path
 from evald.config import Aggregate, Dispatch, Results
 from evald.evals.curve import CurveWatch
 from evald.evals.custom.functions import Functions
+from evald.evals.encoding import SetEncoder
+from evald.evals.encoding_process import EncodingProcess
 from evald.evals.feeding import FeedingOrder
-from evald.evals.grading import Grading
+from evald.evals.grading import Grading, make_workers
 from evald.evals.point_run import PointRun
 from evald.evals.preparation import Preparation, PreparedPoint
 from evald.evals.sets import LoadedSet
 from evald.evals.statistics import FindEarlier, Statistics
-from evald.evals.worker_pool import WorkerPool, Workers
+from evald.evals.worker_pool import Workers
 from evald.point import EvalPoint
 from evald.postures.contract import Engines, Pin, PointResult, SetResult
 from evald.results.modes import Modes
+from evald.results.pause import Pause
 from evald.results.samples import SampleJournal, point_samples_dir
 from evald.status.view import SetView
 
@@ -31,8 +34,9 @@ class Evaluator:
 
     ``context_len`` (tokens) is what the engines were told; None: what the model's config says.
     ``earlier`` finds the journals that a point's sets are compared with; ``curve`` knows what they
-    were before. ``workers``: whoever does
-    the CPU work; None: processes of its own. ``environ``: what graders of the user's see a part of.
+    were before. ``make_encoder`` gives who encodes prompts, ``workers``: whoever does the other CPU
+    work; None: processes of its own. ``environ``: what graders of the user's see a part of.
+    ``deterministic``: the engines answer in SGLang's deterministic inference.
     """
 
     def __init__(
@@ -46,20 +50,25 @@ class Evaluator:
         earlier: FindEarlier = lambda _key, _set: [],
         curve: CurveWatch | None = None,
         aggregates: list[Aggregate] | None = None,
+        make_encoder: Callable[[], SetEncoder] = EncodingProcess,
         workers: Workers | None = None,
+        pause: Pause | None = None,
+        deterministic: bool = False,
         environ: Mapping[str, str] = os.environ,
     ) -> None:
         self._sample_timeout_s = dispatch.sample_timeout_s
         self._earlier = earlier
         self._curve = curve
-        self._order = FeedingOrder()
+        self._pause = pause or Pause()
+        self._order = FeedingOrder(deterministic=deterministic)
         self._aggregates = aggregates or []
         self._results_dir = Path(results.dir)
         self._modes = Modes.of(results)
-        self._preparation = Preparation(sets, model_dir, context_len=context_len)
+        self._preparation = Preparation(
+            sets, model_dir, context_len=context_len, make_encoder=make_encoder
+        )
         self._preparing = asyncio.Lock()
-        needs_math = any(one.eval_set.grader.endswith("math") for one in sets)
-        self._workers = workers or WorkerPool(preload=("math",) if needs_math else ())
+        self._workers = workers or make_workers(sets)
         self._grading = Grading(self._workers, environ=environ)
         self._environ = environ
         self._functions = {one.name: one.function_version for one in sets}
@@ -93,11 +102,14 @@ class Evaluator:
         time) what is outstanding is cancelled and counts as timed out, and the result is what
         there is. Samples of the same snapshot and config that an earlier life of the point has
         scored are taken from the journal. Raises Unhealthy when no engine serves the point any
-        more, and LedgerError when samples cannot be written; cancellation leaves valid journals.
+        more; cancellation leaves valid journals.
         """
         samples_dir = point_samples_dir(self._results_dir, prepared.point.key)
         functions = Functions(
-            self._results_dir / "functions", environ=self._environ, versions=self._functions
+            self._results_dir / "functions",
+            environ=self._environ,
+            tokens={one.loaded.name: one.tokens for one in prepared.sets if one.tokens},
+            versions=self._functions,
         )
         run = PointRun(
             prepared,
@@ -112,6 +124,7 @@ class Evaluator:
             on_set=on_set,
             order=self._order,
             breaks=lambda one: self._curve is not None and self._curve.breaks(prepared, one),
+            pause=self._pause,
         )
         self._running = run
         try:
@@ -126,5 +139,6 @@ class Evaluator:
 
     async def close(self) -> None:
         """End the worker processes; none is left afterwards."""
+        await asyncio.to_thread(self._preparation.close)
         await self._grading.close()
         await self._workers.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -23,6 +23,7 @@ from evald.evals.graders.external import grader_env
 from evald.evals.graders.python import Python
 from evald.evals.graders.remote import Remote
 from evald.evals.remote_grading import RemoteService
+from evald.evals.sets import LoadedSet
 from evald.evals.worker import GradeJob, preload_python
 from evald.evals.worker_pool import WorkerFailed, WorkerPool, Workers, WorkerTimedOut
 
@@ -125,6 +126,12 @@ class Grading:
                 env=grader_env(self._environ, settings.pass_env),
             )
         return self._programs[key]
+
+
+def make_workers(sets: Sequence[LoadedSet], size: int = 2) -> WorkerPool:
+    """Make processes for the work of evald's own on these sets; none starts before there is any."""
+    math = any(one.eval_set.grader.endswith("math") for one in sets)
+    return WorkerPool(size=size, preload=("math",) if math else ())
 
 
 _grades: msgspec.msgpack.Decoder[Grade] = msgspec.msgpack.Decoder(Grade)

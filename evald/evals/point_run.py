@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 
@@ -25,6 +26,7 @@ from evald.postures.contract import (
     PointResult,
     SetResult,
 )
+from evald.results.pause import Pause
 from evald.results.records import Counts
 from evald.results.samples import FLUSH_INTERVAL_S, SampleJournal, Status
 from evald.status.view import SetView
@@ -36,7 +38,8 @@ _MAX_UNGRADED = 64
 class PointRun:
     """Evaluates one prepared point, once; ``open_journal`` gives the journal of a set by name.
 
-    ``breaks`` tells whether the curve of a set breaks at this point.
+    ``breaks`` tells whether the curve of a set breaks at this point. While samples cannot be
+    written, nothing new is asked, and deadlines of the point and its sets stand still (``pause``).
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class PointRun:
         on_set: Callable[[SetResult], Awaitable[None]],
         order: FeedingOrder,
         breaks: Callable[[PreparedSet], bool],
+        pause: Pause,
     ) -> None:
         self._prepared = prepared
         self._pin = pin
@@ -65,6 +69,7 @@ class PointRun:
         self._on_set = on_set
         self._order = order
         self._breaks = breaks
+        self._pause = pause
         digest = pin.target.digest
         self._sets = [SetRun(one, digest, open_journal(one.loaded.name)) for one in prepared.sets]
         self._slots = Slots(engines.capacity)
@@ -77,7 +82,7 @@ class PointRun:
         """Ask, grade and record every sample; ``deadline`` is in the loop's time.
 
         At the deadline outstanding requests are cancelled and count as timed out. Raises what the
-        posture raises (Unhealthy), LedgerError, and what ``on_set`` raises. Whatever ends it, what
+        posture raises (Unhealthy) and what ``on_set`` raises. Whatever ends it, what
         was finished is in the journals.
         """
         with ExitStack() as stack:
@@ -85,7 +90,7 @@ class PointRun:
                 stack.callback(one.close)
             stack.callback(self._stop_timers)
             if deadline is not None:
-                self._timers.append(asyncio.get_running_loop().call_at(deadline, self._expire))
+                self._call_at(deadline, self._expire)
             try:
                 await self._run_all()
             except ExceptionGroup as group:
@@ -110,26 +115,27 @@ class PointRun:
                 group.create_task(self._finish(one), name=f"finish {one.name}")
                 for one in self._sets
             ]
-            for one in self._order.sort(self._sets):
-                await self._feed(one, group)
+            for phase in self._order.phases(self._sets):
+                for one in phase:
+                    await self._feed(one, group)
+                for one in phase:
+                    await one.done.wait()
             for task in finishers:
                 await task
             flusher.cancel()
 
     async def _feed(self, one: SetRun, group: asyncio.TaskGroup) -> None:
         """Start a task for each question of a set, as many at a time as the engines can take."""
-        loop = asyncio.get_running_loop()
-        await asyncio.to_thread(one.resume)
+        await self._pause.insist(one.path, lambda: asyncio.to_thread(one.resume))
+        one.cut_stragglers()
         for question in one.left():
+            await self._pause.over()
             lease = await self._slots.take(one.kind.width(question.encoded, question.samples))
             if one.expired:
                 lease.give_back()
                 break
             if one.started_s is None:
-                one.started_s = loop.time()
-                if one.eval_set.set_deadline_s is not None:
-                    timer = loop.call_later(one.eval_set.set_deadline_s, one.expire)
-                    self._timers.append(timer)
+                self._start_clocks(one)
             task = group.create_task(
                 self._ask(one, question, lease), name=f"{one.name} question {question.index}"
             )
@@ -137,6 +143,30 @@ class PointRun:
             task.add_done_callback(lease.give_back)
             one.watch(task)
         one.all_fed()
+
+    def _start_clocks(self, one: SetRun) -> None:
+        """Let the set end early from now on."""
+        loop = asyncio.get_running_loop()
+        one.started_s = loop.time()
+        for name in ("set_deadline_s", "cut_after_s"):
+            limit_s: float | None = getattr(one.eval_set, name)
+            if limit_s is not None:
+                expire = functools.partial(one.expire, f"{name} = {limit_s:g}")
+                self._call_at(one.started_s + limit_s, expire)
+
+    def _call_at(self, when_s: float, action: Callable[[], None]) -> None:
+        """Act at a time of the loop, or later by as long as evaluation pauses until then."""
+        loop = asyncio.get_running_loop()
+
+        def due(when_s: float, paused_before_s: float) -> None:
+            paused_s = self._pause.total_s
+            if paused_s > paused_before_s:
+                later_s = when_s + paused_s - paused_before_s
+                self._timers.append(loop.call_at(later_s, due, later_s, paused_s))
+            else:
+                action()
+
+        self._timers.append(loop.call_at(when_s, due, when_s, self._pause.total_s))
 
     async def _ask(self, one: SetRun, question: Unasked, lease: Lease) -> None:
         """One question: its request, then its grades while the engines answer others."""
@@ -190,6 +220,7 @@ class PointRun:
     async def _finish(self, one: SetRun) -> None:
         await one.done.wait()
         now_s = asyncio.get_running_loop().time()
+        await self._flush_one(one)
         await asyncio.to_thread(one.close)
         result = await one.result(now_s, self._statistics)
         if self._breaks(one.prepared):
@@ -204,11 +235,14 @@ class PointRun:
         while True:
             await asyncio.sleep(FLUSH_INTERVAL_S)
             for one in self._sets:
-                await asyncio.to_thread(one.flush)
+                await self._flush_one(one)
+
+    async def _flush_one(self, one: SetRun) -> None:
+        await self._pause.insist(one.path, lambda: asyncio.to_thread(one.flush))
 
     def _expire(self) -> None:
         for one in self._sets:
-            one.expire()
+            one.expire("the point's deadline")
 
     def _stop_timers(self) -> None:
         for timer in self._timers:
@@ -234,9 +268,11 @@ class PointRun:
 
 
 def _first_problem(sets: list[SetRun]) -> str:
-    """Say what went wrong first, and of every set which questions were too long to ask."""
-    first = [f"{one.name}: {one.problem}" for one in sets if one.problem][:1]
-    return "; ".join(first + [sentence for one in sets for sentence in one.too_long()])
+    """Say what went wrong first, and of every set how it was cut, and what was too long to ask."""
+    said = [f"{one.name}: {one.problem}" for one in sets if one.problem][:1]
+    for one in sets:
+        said += [*one.cut(), *one.too_long()]
+    return "; ".join(said)
 
 
 def _error_of(group: ExceptionGroup) -> EvaldError | None:

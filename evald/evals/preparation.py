@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,28 +11,19 @@ import structlog
 import xxhash
 
 from evald.errors import ConfigError, EvalSkip, InvalidSnapshot, SnapshotGone
-from evald.evals.chat_template import PromptError, PromptTooLong
-from evald.evals.heap import give_back_memory
-from evald.evals.kinds import kind_of
-from evald.evals.prompts import ModelLimits, PromptEncoder, TokenizerFiles, tokenizer_digest
+from evald.evals.chat_template import PromptError
+from evald.evals.custom.functions import Tokens
+from evald.evals.encoding import Encoded, Encoding, Fault, SetEncoder
+from evald.evals.prompts import ModelLimits, TokenizerFiles
 from evald.evals.sampling import base_sampling
 from evald.evals.sets import LoadedSet
 from evald.point import EvalPoint
 
 log = structlog.get_logger(__name__)
 
-#: what the set's kind makes of a question, or (text) why it cannot be asked.
-Encoded = Any
-
 #: questions of one set that are named with their fault, and those that are only too long.
 _MAX_NAMED = 3
 _MAX_LONG_NAMED = 20
-
-
-class TooLong(str):
-    """Why a question cannot be asked: its prompt and response do not fit into the context."""
-
-    __slots__ = ()
 
 
 class PreparedSet(msgspec.Struct, frozen=True):
@@ -42,6 +34,8 @@ class PreparedSet(msgspec.Struct, frozen=True):
     prompts: list[Encoded]
     #: the set's own, and tokenizer and template: a sample of another one does not count.
     config_digest: str
+    #: of kind "custom": with what the function's prompts become token ids.
+    tokens: Tokens | None = None
 
 
 class PreparedPoint(msgspec.Struct, frozen=True):
@@ -68,19 +62,28 @@ class Preparation:
     """Encodes every set once for each pair of tokenizer and template. Blocking; one at a time.
 
     ``context_len`` (tokens) is what the engines were told, if they were; it wins over config.json.
+    ``make_encoder`` gives who encodes, when there is something to encode.
     """
 
     def __init__(
-        self, sets: list[LoadedSet], model_dir: Path, *, context_len: int | None = None
+        self,
+        sets: list[LoadedSet],
+        model_dir: Path,
+        *,
+        context_len: int | None = None,
+        make_encoder: Callable[[], SetEncoder] = Encoding,
     ) -> None:
         self._sets = sets
+        self._make_encoder = make_encoder
         self._context_len = context_len
         self._model_dir = model_dir
-        self._limits: ModelLimits | None = None
+        self._limits = ModelLimits()
         self._base: _Source | None = None
-        self._encoder: PromptEncoder | None = None
+        self._encoder = make_encoder()
+        #: what its tokenizer was loaded from.
+        self._loaded: TokenizerFiles | None = None
         #: by digests of tokenizer and template, then by set: the base's and the newest others.
-        self._encoded: dict[tuple[str | None, str | None], dict[str, list[Encoded]]] = {}
+        self._prepared: dict[tuple[str | None, str | None], dict[str, PreparedSet]] = {}
         #: digest of the bytes -> digest of the meaning, which takes much longer to find.
         self._meaning: dict[str, str] = {}
 
@@ -91,27 +94,31 @@ class Preparation:
         SnapshotGone, and EvalSkip "crashed" when the base model's cannot be used.
         """
         directory = point.snapshot.directory
-        base = self.base()
-        own = self._read(directory)
-        if not directory.is_dir():
-            raise SnapshotGone(f"cannot read snapshot {directory}: it vanished before the pin")
+        self._encoder, self._loaded = self._make_encoder(), None
         try:
+            base = self.base()
+            own = self._read(directory)
+            if not directory.is_dir():
+                raise SnapshotGone(f"cannot read snapshot {directory}: it vanished before the pin")
             prepared = [
                 self._prepare_set(loaded, base if loaded.eval_set.tokenizer == "base" else own)
                 for loaded in self._sets
             ]
         finally:
-            if self._encoder is not None:
-                self._encoder = None
-                give_back_memory()
+            self.close()
         self._base = msgspec.structs.replace(base, files=None)
         kept = {_key(base), _key(own)}
-        self._encoded = {key: sets for key, sets in self._encoded.items() if key in kept}
+        self._prepared = {key: sets for key, sets in self._prepared.items() if key in kept}
         return PreparedPoint(point, prepared, _provenance(prepared, base, own))
+
+    def close(self) -> None:
+        """Give up what is being encoded; may be called from another thread."""
+        self._encoder.close()
+        self._loaded = None
 
     def base(self) -> _Source:
         """Read the base model's tokenizer and limits, once; raises EvalSkip "crashed"."""
-        if self._base is None or self._limits is None:
+        if self._base is None:
             try:
                 limits = ModelLimits.read(self._model_dir)
             except PromptError as error:
@@ -133,47 +140,39 @@ class Preparation:
             files = TokenizerFiles.read(directory)
             raw = xxhash.xxh3_128_hexdigest(files.content)
             if raw not in self._meaning:
-                self._meaning[raw] = tokenizer_digest(files.content)
+                self._meaning[raw] = self._encoder.digest(files.content)
         except PromptError as error:
             return _Source(fault=str(error))
         return _Source(self._meaning[raw], files.template.digest, files)
 
     def _prepare_set(self, loaded: LoadedSet, source: _Source) -> PreparedSet:
-        encoded = self._encoded.setdefault(_key(source), {})
-        if loaded.name not in encoded:
+        prepared = self._prepared.setdefault(_key(source), {})
+        if loaded.name not in prepared:
             try:
-                encoded[loaded.name] = self._encode_set(loaded, source)
+                prepared[loaded.name] = self._encode_set(loaded, source)
             except PromptError as error:
                 sentence = f"cannot prepare eval set {loaded.name!r}: {error}"
                 if loaded.eval_set.tokenizer == "base":
                     raise EvalSkip(sentence) from error
                 raise InvalidSnapshot(f"{sentence} (it uses the snapshot's tokenizer)") from error
-        digest = whole_digest(loaded, source.tokenizer, source.template)
-        return PreparedSet(loaded, encoded[loaded.name], digest)
+        return prepared[loaded.name]
 
-    def _encode_set(self, loaded: LoadedSet, source: _Source) -> list[Encoded]:
+    def _encode_set(self, loaded: LoadedSet, source: _Source) -> PreparedSet:
         if source.files is None:
             raise PromptError(source.fault)
-        if self._encoder is None or self._encoder.files is not source.files:
-            self._encoder = PromptEncoder(source.files, self._limits or ModelLimits())
-        eval_set, kind = loaded.eval_set, kind_of(loaded.eval_set)
-        try:
-            self._encoder.check_ids(eval_set.stop_token_ids)
-        except PromptError as error:
-            raise PromptError(f"stop_token_ids: {error}") from error
-        prompts: list[Encoded] = []
-        for question in loaded.questions:
-            try:
-                prompts.append(kind.encode(self._encoder, question))
-            except PromptTooLong as error:
-                prompts.append(TooLong(error))
-            except PromptError as error:
-                prompts.append(str(error))
-        faults = sum(isinstance(prompt, str) for prompt in prompts)
+        if self._loaded is not source.files:
+            self._encoder.load(source.files, self._limits)
+            self._loaded = source.files
+        prompts = self._encoder.encode(loaded.eval_set, loaded.questions)
+        faults = sum(isinstance(prompt, Fault) for prompt in prompts)
         log.info("set_encoded", set=loaded.name, questions=len(prompts), faults=faults)
         if long := too_long(loaded, prompts):
             log.warning("prompts_too_long", set=loaded.name, questions=name_some(long))
-        return prompts
+        digest = whole_digest(loaded, source.tokenizer, source.template)
+        tokens = None
+        if loaded.eval_set.kind == "custom":
+            tokens = Tokens(files=source.files, limits=self._limits)
+        return PreparedSet(loaded, prompts, digest, tokens)
 
 
 def whole_digest(loaded: LoadedSet, tokenizer: str | None, template: str | None) -> str:
@@ -185,7 +184,7 @@ def whole_digest(loaded: LoadedSet, tokenizer: str | None, template: str | None)
 def too_long(loaded: LoadedSet, prompts: list[Encoded]) -> list[str]:
     """Return the ids of the questions whose prompts are too long."""
     pairs = zip(loaded.questions, prompts, strict=True)
-    return [question.id for question, prompt in pairs if isinstance(prompt, TooLong)]
+    return [question.id for question, one in pairs if isinstance(one, Fault) and one.too_long]
 
 
 def name_some(ids: list[str]) -> str:
@@ -217,9 +216,9 @@ def check_prompts(
             problems.append(skip.detail)
             continue
         faults = [
-            f"question {question.id}: {prompt}"
+            f"question {question.id}: {prompt.sentence}"
             for question, prompt in zip(loaded.questions, prompts, strict=True)
-            if isinstance(prompt, str)
+            if isinstance(prompt, Fault)
         ]
         if not faults:
             continue

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-import msgspec
-
 from evald.config import EvalSet
 from evald.errors import ConfigError
-from evald.evals.custom.settings import function_settings
-from evald.evals.grader_check import unready_graders
-from evald.evals.graders.external import grader_env
 from evald.evals.kinds import kind_of
 from evald.evals.procedural.made import made_set
 from evald.evals.sets import LoadedSet, load_set
+from evald.evals.user_code import unready_functions, unready_graders
 from evald.results.modes import Modes
-
-#: a module may take long to import: torch from a cold disk.
-_IMPORT_TIMEOUT_S = 120.0
 
 
 def ready_sets(
@@ -65,42 +56,3 @@ def ready_set(
             raise ConfigError([f"eval set {eval_set.name!r}: {fault}" for fault in faults])
         eval_set = made_set(eval_set, data_dir, modes=modes, environ=environ, scratch=scratch)
     return load_set(eval_set)
-
-
-def unready_functions(sets: list[EvalSet], environ: Mapping[str, str]) -> list[str]:
-    """One sentence for each set whose generate function cannot be used here. Blocking.
-
-    The module is imported in a process of its own, as it will be for a point.
-    """
-    problems = []
-    faults: dict[tuple[str, str], str | None] = {}
-    for one in sets:
-        if one.function is None or kind_of(one).check():
-            continue  # said already
-        settings = function_settings(one)
-        key = one.function, settings.cwd
-        if key not in faults:
-            faults[key] = _import_fault(*key, grader_env(environ, settings.pass_env))
-        if fault := faults[key]:
-            problems.append(f"eval set {one.name!r}: function: {fault}")
-    return problems
-
-
-def _import_fault(function: str, cwd: str, env: Mapping[str, str]) -> str | None:
-    try:
-        done = subprocess.run(  # noqa: S603 - this interpreter, our own module
-            [sys.executable, "-P", "-m", "evald.evals.custom.function", function, cwd],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            env=dict(env),
-            timeout=_IMPORT_TIMEOUT_S,
-            check=False,
-            # a key pressed at a terminal is not for it
-            start_new_session=True,
-        )
-    except subprocess.TimeoutExpired:
-        return f"its module was not imported within {_IMPORT_TIMEOUT_S:g} s; make that quicker"
-    try:
-        return msgspec.json.decode(done.stdout, type=str | None)
-    except msgspec.DecodeError:
-        return f"the process that imports it ended with exit code {done.returncode}; see above why"

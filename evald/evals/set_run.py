@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import structlog
 
-from evald.errors import LedgerError
+from evald.evals.encoding import Fault
 from evald.evals.graders import Grade, Rules
 from evald.evals.kinds import Answer, kind_of
-from evald.evals.preparation import PreparedSet, TooLong, name_some, too_long
-from evald.evals.repetition import repeats
+from evald.evals.preparation import PreparedSet, name_some, too_long
 from evald.evals.rows import Question
+from evald.evals.sample_records import SampleRecords, count, count_scored
 from evald.evals.statistics import Statistics
 from evald.postures.contract import SetResult
 from evald.results.records import Counts
@@ -27,6 +29,8 @@ log = structlog.get_logger(__name__)
 
 #: failures of one set that are logged; all of them are counted.
 _MAX_LOGGED = 5
+#: a share of samples that should be a whole number may be a little more.
+_ROUNDING = 1e-9
 
 
 class Unasked(msgspec.Struct, frozen=True):
@@ -52,6 +56,7 @@ class SetRun:
         self.kind = kind_of(self.eval_set)
         self.rules = Rules.of(self.eval_set, version=prepared.loaded.grader_version)
         self.done = asyncio.Event()
+        #: it was ended before all of its samples were done.
         self.expired = False
         self.started_s: float | None = None
         self.engines: set[str] = set()
@@ -60,6 +65,7 @@ class SetRun:
         self.problem = ""
         self._digest = digest
         self._journal = journal
+        self._records = SampleRecords(prepared, self.kind, digest)
         self._n_done = 0
         self._counts = Counts()
         self._score_sum = 0.0
@@ -68,17 +74,27 @@ class SetRun:
         self._resumed = bytearray(prepared.loaded.n_samples)
         self._tasks: set[asyncio.Task[None]] = set()
         self._fed = False
+        #: what ended it early, in words.
+        self._cut_by = ""
+        self._closed = False
+        #: done samples at which the others are stragglers, and cut off.
+        share = self.eval_set.cut_at_share
+        self._enough = math.inf if share is None else share * len(self._resumed) - _ROUNDING
 
     @property
     def name(self) -> str:
         """Name of the eval set."""
         return self.eval_set.name
 
+    @property
+    def path(self) -> Path:
+        """Where its samples are kept."""
+        return self._journal.path
+
     def resume(self) -> None:
-        """Take in what an earlier life of the point has scored. Blocking; raises LedgerError."""
+        """Take in what an earlier life of the point has scored. Blocking; raises OSError."""
         position = {question.id: i for i, question in enumerate(self.prepared.loaded.questions)}
-        with self._writing():
-            records = self._journal.load(self._digest, self.prepared.config_digest)
+        records = self._journal.load(self._digest, self.prepared.config_digest)
         width = self.eval_set.n_samples_per_eval_prompt
         for (question_id, sample), record in records.items():
             index = position.get(question_id)
@@ -89,7 +105,7 @@ class SetRun:
             self._n_done += 1
             self._score_sum += record.score
             self._counts.n_resumed += 1
-            self._count_scored(record)
+            count_scored(self._counts, record)
         if self._counts.n_resumed:
             log.info("set_resumes", set=self.name, samples=self._counts.n_resumed)
 
@@ -106,11 +122,11 @@ class SetRun:
             samples = [sample for sample in range(width) if not resumed[sample]]
             if not samples:
                 continue
-            if isinstance(prompt, str):
-                self.failed(index, samples, "error", prompt)
+            if isinstance(prompt, Fault):
+                self.failed(index, samples, "error", prompt.sentence, too_long=prompt.too_long)
                 continue
             for together in [[sample] for sample in samples] if singly else [samples]:
-                yield Unasked(index, self._question(index), prompt, together)
+                yield Unasked(index, self.prepared.loaded.questions[index], prompt, together)
 
     # --- the tasks of the set ------------------------------------------------------------------
 
@@ -124,13 +140,18 @@ class SetRun:
         self._fed = True
         self._settle()
 
-    def expire(self) -> None:
-        """Out of time: what is outstanding is cancelled, and counts as timed out."""
+    def expire(self, why: str) -> None:
+        """End it early: what is outstanding is cancelled and aborted, and counts as timed out."""
         if not self.expired and not self.done.is_set():
-            self.expired = True
-            log.warning("set_out_of_time", set=self.name, outstanding=len(self._tasks))
+            self.expired, self._cut_by = True, why
+            log.warning("set_cut", set=self.name, why=why, outstanding=len(self._tasks))
             for task in self._tasks:
                 task.cancel()
+
+    def cut_stragglers(self) -> None:
+        """End it early if enough of its samples are done."""
+        if self._enough <= self._n_done < len(self._resumed):
+            self.expire(f"cut_at_share = {self.eval_set.cut_at_share:g}")
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -143,8 +164,8 @@ class SetRun:
     # --- samples -------------------------------------------------------------------------------
 
     def graded(self, index: int, sample: int, answer: Answer, grade: Grade) -> None:
-        """Take in a scored sample; raises LedgerError."""
-        record = self._answered(self._question(index), sample, answer)
+        """Take in a scored sample."""
+        record = self._records.answered(index, sample, answer)
         record.status = "scored"
         record.score = grade.score
         record.self_graded = answer.grade is not None
@@ -155,53 +176,25 @@ class SetRun:
         self._record(record)
 
     def ungraded(self, index: int, sample: int, answer: Answer, reason: str) -> None:
-        """Take in an answer that the grader could not grade; raises LedgerError."""
-        record = self._answered(self._question(index), sample, answer)
+        """Take in an answer that the grader could not grade."""
+        record = self._records.answered(index, sample, answer)
         record.grader_reason = reason
-        self._failure(record, reason)
-        self._record(record)
+        self._record(record, reason)
 
-    def failed(self, index: int, samples: list[int], status: Status, reason: str) -> None:
-        """Take in samples that have no answer (``reason`` says more); raises LedgerError."""
-        question = self._question(index)
+    def failed(
+        self,
+        index: int,
+        samples: list[int],
+        status: Status,
+        reason: str,
+        *,
+        too_long: bool = False,
+    ) -> None:
+        """Take in samples that have no answer (``reason`` says more)."""
         for sample in samples:
-            record = SampleRecord(
-                question=question.id,
-                sample=sample,
-                digest=self._digest,
-                config=self.prepared.config_digest,
-                status=status,
-                too_long=isinstance(reason, TooLong),
-                reference=question.label,
-                grader_reason=str(reason),
-            )
-            self._failure(record, reason)
-            self._record(record)
-
-    def _question(self, index: int) -> Question:
-        return self.prepared.loaded.questions[index]
-
-    def _answered(self, question: Question, sample: int, answer: Answer) -> SampleRecord:
-        generation = answer.generation
-        return SampleRecord(
-            question=question.id,
-            sample=sample,
-            digest=self._digest,
-            config=self.prepared.config_digest,
-            status="grader_error",
-            truncated=generation.finish_reason == "length" and not self.kind.single,
-            finish_reason=generation.finish_reason,
-            response=generation.text,
-            repeats=repeats(generation.text),
-            n_tokens=len(generation.output_ids),
-            reference=question.label,
-            in_thought=answer.in_thought,
-            values=answer.values,
-            messages=answer.messages,
-            engine=generation.engine,
-            weight_version=generation.weight_version,
-            latency_s=round(generation.latency_s, 6),
-        )
+            record = self._records.unanswered(index, sample, status, reason)
+            record.too_long = too_long
+            self._record(record, reason)
 
     def _failure(self, record: SampleRecord, reason: str) -> None:
         self._n_failed += 1
@@ -216,38 +209,31 @@ class SetRun:
                 reason=reason,
             )
 
-    def _record(self, record: SampleRecord) -> None:
-        with self._writing():
+    def _record(self, record: SampleRecord, failure: str | None = None) -> None:
+        if self.expired or self._closed:
+            # counted as cut already: an answer that comes too late for this attempt never counts
+            log.info("late_sample_dropped", set=self.name, question=record.question)
+            return
+        if failure is not None:
+            self._failure(record, failure)
+        with suppress(OSError):  # it stays in memory: ``flush`` tells
             self._journal.append(record)
         self._take_in(record)
+        if self._n_done >= self._enough:
+            # not at once: the task that brought this sample has others to hand over
+            asyncio.get_running_loop().call_soon(self.cut_stragglers)
 
     def _take_in(self, record: SampleRecord) -> None:
         if record.status in {"scored", "grader_error"}:
             self._answer_of(record)
         self._n_done += 1
         self._score_sum += record.score or 0.0
-        counts = self._counts
-        match record.status:
-            case "scored":
-                self._count_scored(record)
-            case "error":
-                counts.n_error += 1
-                counts.n_too_long += record.too_long
-            case "grader_error":
-                counts.n_grader_error += 1
-            case "timeout":
-                counts.n_timeout += 1
+        count(self._counts, record)
 
     def _answer_of(self, record: SampleRecord | Scored) -> None:
         self.engines.add(record.engine)
         # one text for all samples of an engine, not one for each
         self.weight_versions.add(sys.intern(record.weight_version))
-
-    def _count_scored(self, record: SampleRecord | Scored) -> None:
-        self._counts.n_scored += 1
-        self._counts.n_truncated += record.truncated
-        self._counts.n_no_answer += record.no_answer
-        self._counts.n_unfinished_thinking += record.unfinished_thinking
 
     # --- results -------------------------------------------------------------------------------
 
@@ -258,12 +244,20 @@ class SetRun:
         ids = too_long(self.prepared.loaded, self.prepared.prompts)
         return [f"{self.name}: too long for the context: questions {name_some(ids)}"]
 
+    def cut(self) -> list[str]:
+        """Say how far it had come when it was ended early, in one sentence or none."""
+        counts = self.counts()
+        if not counts.n_cut:
+            return []
+        done = f"{counts.n_total - counts.n_cut} of {counts.n_total} samples were done"
+        return [f"{self.name}: {done} when it was ended by {self._cut_by}"]
+
     def counts(self) -> Counts:
-        """Count all samples of the set; one without an outcome was cut by a deadline."""
+        """Count all samples of the set; one without an outcome was cut."""
         total = self.prepared.loaded.n_samples
         lost = total - self._n_done
         return msgspec.structs.replace(
-            self._counts, n_total=total, n_timeout=self._counts.n_timeout + lost
+            self._counts, n_total=total, n_timeout=self._counts.n_timeout + lost, n_cut=lost
         )
 
     async def result(self, now_s: float, statistics: Statistics) -> SetResult:
@@ -286,21 +280,16 @@ class SetRun:
         return SetView(name=self.name, done=done, total=self.prepared.loaded.n_samples, score=score)
 
     def flush(self) -> None:
-        """Hand finished samples to the operating system. Blocking; raises LedgerError."""
-        with self._writing():
-            self._journal.flush()
+        """Hand finished samples to the operating system. Blocking; raises OSError."""
+        self._journal.flush()
 
     def close(self) -> None:
-        """Flush and close the journal. Blocking; raises LedgerError."""
-        with self._writing():
-            self._journal.close()
+        """Flush and close the journal: nothing counts any more. Blocking.
 
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
+        Samples that cannot be written now are lost: they are asked for again if the point resumes.
+        """
+        self._closed = True
         try:
-            yield
+            self._journal.close()
         except OSError as error:
-            raise LedgerError(
-                f"cannot keep samples in {self._journal.path}: {error.strerror}; make room, or "
-                "correct the rights, in results.dir"
-            ) from error
+            log.warning("samples_lost", path=str(self.path), error=error.strerror)

@@ -41,6 +41,9 @@ _SCORE_NEUTRAL = frozenset(
         "pass_k",
         "grader_timeout_s",
         "set_deadline_s",
+        "stragglers",
+        "cut_at_share",
+        "cut_after_s",
     }
 )
 

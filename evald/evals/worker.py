@@ -17,6 +17,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from evald.engines.guard import PR_SET_PDEATHSIG
 from evald.evals.graders import Grade, GraderFailed, Rules, Sample, grade, is_external, sample_texts
 from evald.evals.graders.external import limit_memory
 from evald.evals.graders.python import enter
@@ -25,7 +26,6 @@ from evald.text import encode_json, one_line
 
 HEADER_BYTES = 4
 
-_PR_SET_PDEATHSIG = 1
 _PYTHON = "python="
 #: sympy can ask for more than a machine has (9**9**9) long before a deadline passes.
 _MEMORY_BYTES = 4 << 30
@@ -90,7 +90,7 @@ def _grade(job: GradeJob) -> Grade:
 def main() -> None:
     """Serve until EOF."""
     parent_pid, preload = int(sys.argv[1]), sys.argv[2:]
-    _die_with(parent_pid)
+    die_with(parent_pid)
     # the daemon decides when this ends: a signal to the whole group must not cost grades
     for number in (signal.SIGINT, signal.SIGTERM):
         # (what is only ignored, programs would ignore that a grader starts)
@@ -127,9 +127,9 @@ def _prepare(preload: list[str]) -> Reply:
     return Reply()
 
 
-def _die_with(parent_pid: int) -> None:
-    """End when the parent ends, also when it is killed while a grader computes."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def die_with(parent_pid: int) -> None:
+    """End when the parent ends, also when it is killed while this process computes."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:
         # it died before the line above
         sys.exit(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +13,7 @@ import msgspec
 import structlog
 
 from evald.config import BlackBox
-from evald.errors import EvaldError, EvalSkip, LedgerError
+from evald.errors import EvaldError, EvalSkip
 from evald.point import EvalPoint, SkipReason
 from evald.postures.blackbox_class import ClassBox
 from evald.postures.blackbox_command import CommandBox
@@ -29,6 +30,7 @@ from evald.postures.blackbox_results import BoxResults, BoxSet, ResultsRefused, 
 from evald.postures.blackbox_samples import write_samples
 from evald.postures.contract import PointResult, SetResult, Stages
 from evald.results.modes import Modes
+from evald.results.pause import Pause
 from evald.results.records import Counts
 from evald.results.samples import SampleJournal, point_samples_dir
 from evald.status.view import EngineView, SetView
@@ -45,9 +47,16 @@ class BlackBoxPosture:
     """
 
     def __init__(
-        self, config: BlackBox, *, results_dir: Path, modes: Modes, environ: Mapping[str, str]
+        self,
+        config: BlackBox,
+        *,
+        results_dir: Path,
+        modes: Modes,
+        environ: Mapping[str, str],
+        pause: Pause | None = None,
     ) -> None:
         self._config = config
+        self._pause = pause or Pause()
         self._results_dir = results_dir
         self._modes = modes
         self._directory = results_dir / "blackbox"
@@ -97,8 +106,8 @@ class BlackBoxPosture:
         """Let the black box measure; what it read must be what was hashed.
 
         ``deadline`` counts beside the configured timeout. Raises EvalSkip: with the reason of the
-        black box itself, "deadline" or "crashed"; LedgerError when the results directory cannot be
-        written. Cancellation ends the process, and nothing counts.
+        black box itself, "deadline" or "crashed". Cancellation ends the process, and nothing
+        counts.
         """
         stages.state("evaluating")
         async with self._turn:
@@ -140,16 +149,16 @@ class BlackBoxPosture:
         self, point: EvalPoint, digest: str, deadline: float, stages: Stages
     ) -> PointResult:
         """Give one point to the black box, and take its results."""
+        await self._reap()
+        output_dir = await self._pause.insist(
+            self._directory,
+            lambda: asyncio.to_thread(
+                new_output, self._directory, point.key, keep=self._config.keep_logs
+            ),
+        )
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         limit = min(began_s + self._config.timeout_s, deadline)
-        await self._reap()
-        try:
-            output_dir = await asyncio.to_thread(
-                new_output, self._directory, point.key, keep=self._config.keep_logs
-            )
-        except OSError as error:
-            raise self._unwritable(self._directory, error) from error
         request = Request(point=point, digest=digest, output_dir=output_dir, limit=limit)
         try:
             await self._ask(request)
@@ -215,7 +224,7 @@ class BlackBoxPosture:
         source, source_digest = _provenance(self._config)
         done = []
         for one in results.sets:
-            counts = await asyncio.to_thread(self._write, one, request, source_digest)
+            counts = await self._write(one, request, source_digest)
             done.append(
                 SetResult(
                     name=one.name,
@@ -237,21 +246,14 @@ class BlackBoxPosture:
             provenance={**results.provenance, NAME: source},
         )
 
-    def _write(self, one: BoxSet, request: Request, config: str) -> Counts:
+    async def _write(self, one: BoxSet, request: Request, config: str) -> Counts:
         directory = point_samples_dir(self._results_dir, request.point.key)
         journal = SampleJournal(directory, one.name, modes=self._modes)
+        write = functools.partial(write_samples, one, journal, digest=request.digest, config=config)
         try:
-            return write_samples(one, journal, digest=request.digest, config=config)
+            return await self._pause.insist(journal.path, lambda: asyncio.to_thread(write))
         except ResultsRefused as refused:
             raise EvalSkip(str(refused), reason=SkipReason.CRASHED) from refused
-        except OSError as error:
-            raise self._unwritable(journal.path, error) from error
-
-    def _unwritable(self, path: Path, error: OSError) -> LedgerError:
-        return LedgerError(
-            f"cannot write {path}: {error.strerror}; make room, or correct the rights, in "
-            "results.dir"
-        )
 
 
 def _provenance(config: BlackBox) -> tuple[dict[str, Any], str]:

@@ -13,13 +13,18 @@ from evald.postures.evaluated import EvaluatedPosture
 from evald.preflight import Preflight
 from evald.results.index import PointIndex
 from evald.results.modes import Modes
+from evald.results.pause import Pause
 
 
-def build_posture(config: Config, checked: Preflight, index: PointIndex) -> Posture:
+def build_posture(
+    config: Config, checked: Preflight, index: PointIndex, pause: Pause | None = None
+) -> Posture:
     """Build the posture; whether evald starts engines at all is decided here and nowhere else.
 
-    ``index``: the ledger's, for comparisons with earlier points.
+    ``index``: the ledger's, for comparisons with earlier points. ``pause``: what it shares with
+    whoever else writes results.
     """
+    pause = pause or Pause()
     results_dir = Path(config.results.dir)
     if config.blackbox is not None:
         from evald.postures.blackbox import BlackBoxPosture  # noqa: PLC0415 (only where it is used)
@@ -29,6 +34,7 @@ def build_posture(config: Config, checked: Preflight, index: PointIndex) -> Post
             results_dir=results_dir,
             modes=Modes.of(config.results),
             environ=checked.environ,
+            pause=pause,
         )
     engines: Engines
     if config.fleet is not None and checked.fleet is not None:
@@ -54,6 +60,8 @@ def build_posture(config: Config, checked: Preflight, index: PointIndex) -> Post
         earlier=EarlierPoints(index, results_dir),
         curve=CurveWatch(index, config.dispatch.on_set_change),
         aggregates=config.aggregate,
+        pause=pause,
+        deterministic=config.fleet is not None and config.fleet.deterministic,
         environ=checked.environ,
     )
     return EvaluatedPosture(engines, evaluator, loads=config.shared is None)

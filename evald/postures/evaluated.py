@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 
 from evald.errors import EvalSkip
@@ -48,15 +50,24 @@ class EvaluatedPosture:
     ) -> PointResult:
         """Pin, prove, evaluate, and look once more at whose weights it was."""
         stages.state("pinning")
-        pin = await self._engines.pin(
-            PinTarget(
-                run=point.key.run,
-                step=point.key.step,
-                digest=digest,
-                directory=point.snapshot.directory if self._loads else None,
-                weight_version=point.snapshot.weight_version,
-            )
+        target = PinTarget(
+            run=point.key.run,
+            step=point.key.step,
+            digest=digest,
+            directory=point.snapshot.directory if self._loads else None,
+            weight_version=point.snapshot.weight_version,
         )
+        try:
+            async with asyncio.timeout_at(deadline) as limit:
+                pin = await self._engines.pin(target)
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise EvalSkip(
+                f"no engine served {point.key} before the point's deadline; look into the engines' "
+                "logs, or raise dispatch.point_deadline_s",
+                reason=SkipReason.DEADLINE,
+            ) from error
         try:
             await stages.check_unchanged()
             stages.state("evaluating")

@@ -223,8 +223,8 @@ class Router:
         # whoever asked may have given up the pin: its weights may be others by now
         _raise_when_over(campaign)
         latency_s = time.monotonic() - began
-        for number, answer in zip(missing, raw, strict=True):
-            void = self._void(campaign, lane, answer)
+        for number, rid, answer in zip(missing, rids, raw, strict=True):
+            void = self._void(campaign, lane, answer, rid)
             if void:
                 progress.trouble = f"{lane.name}: {void}"
                 continue
@@ -235,8 +235,10 @@ class Router:
                 continue
             progress.answers[number] = _generation(answer, lane, latency_s, scored)
 
-    def _void(self, campaign: Campaign, lane: Lane, answer: Answer) -> str:
+    def _void(self, campaign: Campaign, lane: Lane, answer: Answer, rid: str) -> str:
         """Say why an answer does not count; empty when it does."""
+        if answer.meta_info.id not in {None, rid}:
+            return f"the answer is to another request ({answer.meta_info.id!r})"
         versions = answer.versions
         foreign = bool(versions) and not versions <= campaign.versions
         if foreign and not self._loads:

@@ -11,12 +11,13 @@ import uvloop
 
 from evald.config import Config
 from evald.errors import ConfigError
-from evald.evals.grader_check import unready_graders
+from evald.evals.grading import make_workers
 from evald.evals.ready_sets import ready_set
 from evald.evals.sets import LoadedSet
+from evald.evals.user_code import unready_graders
 from evald.point import Kind, PointKey
 from evald.regrade.plan import What, no_such_set
-from evald.regrade.regrader import Regrader, make_workers
+from evald.regrade.regrader import Regrader
 from evald.regrade.service import carry_out
 from evald.results.index import PointIndex
 from evald.results.ledger import Ledger

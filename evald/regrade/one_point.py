@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from evald.config import Aggregate
+from evald.config import Aggregate, Dispatch
 from evald.evals.preparation import PreparedSet, whole_digest
 from evald.evals.sets import LoadedSet
 from evald.evals.stats.aggregate import aggregate_metrics
@@ -110,7 +110,7 @@ class PointRegrade:
         )
 
     def records(
-        self, aggregates: Iterable[Aggregate], max_error_share: float
+        self, aggregates: Iterable[Aggregate], limits: Dispatch
     ) -> tuple[list[SetRecord], PointRecord]:
         """Build the records of the new revision, whose number they do not have yet.
 
@@ -140,7 +140,7 @@ class PointRegrade:
             digest=old.digest,
             timings=old.timings,
             sets=results,
-            max_error_share=max_error_share,
+            limits=limits,
         )
         if point.outcome is Outcome.SKIPPED:
             raise CannotRegrade(f"cannot regrade {key}: {point.detail}; nothing was changed")

@@ -12,6 +12,7 @@ import msgspec
 from evald.errors import LedgerError
 from evald.evals.graders import GraderFailed, Rules, Sample
 from evald.evals.grading import Grading
+from evald.evals.sample_records import count
 from evald.evals.sets import LoadedSet
 from evald.point import PointKey
 from evald.regrade.plan import CannotRegrade
@@ -92,6 +93,7 @@ class SetRegrade:
         return msgspec.structs.replace(
             self._counts,
             n_total=total,
+            n_cut=counts.n_cut,
             n_timeout=self._counts.n_timeout + max(total - n_stored, 0),
         )
 
@@ -152,20 +154,7 @@ class SetRegrade:
         return fresh
 
     def _count(self, record: SampleRecord) -> None:
-        counts = self._counts
-        match record.status:
-            case "scored":
-                counts.n_scored += 1
-                counts.n_truncated += record.truncated
-                counts.n_no_answer += record.no_answer
-                counts.n_unfinished_thinking += record.unfinished_thinking
-            case "error":
-                counts.n_error += 1
-                counts.n_too_long += record.too_long
-            case "grader_error":
-                counts.n_grader_error += 1
-            case "timeout":
-                counts.n_timeout += 1
+        count(self._counts, record)
         if record.status != "scored" and not self.problem:
             self.problem = f"question {record.question} ({record.status}): {record.grader_reason}"
 

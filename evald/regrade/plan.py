@@ -17,6 +17,7 @@ from evald.errors import EvaldError
 from evald.evals.graders import grader_version
 from evald.evals.sets import LoadedSet
 from evald.point import Kind, PointKey
+from evald.results.compressed import stored_file
 from evald.results.history import Ended, History
 from evald.results.index import PointIndex, PointState
 from evald.results.records import PointRecord
@@ -207,7 +208,7 @@ class Planner:
                 "restore them"
             )
         path = sample_file(self._results_file.parent, key, name)
-        if not path.exists():
+        if stored_file(path) is None:
             return f"its samples {path} are gone"
         return None
 

@@ -15,7 +15,7 @@ from evald.evals.earlier import EarlierPoints
 from evald.evals.grading import Grading
 from evald.evals.sets import LoadedSet
 from evald.evals.statistics import Statistics
-from evald.evals.worker_pool import WorkerPool, Workers
+from evald.evals.worker_pool import Workers
 from evald.point import Kind, PointKey
 from evald.regrade.one_point import PointRegrade
 from evald.regrade.one_set import SetRegrade
@@ -53,7 +53,7 @@ class Regrader:
         self._results_dir = Path(config.results.dir)
         self._modes = Modes.of(config.results)
         self._aggregates = config.aggregate
-        self._max_error_share = config.dispatch.max_error_share
+        self._limits = config.dispatch
         self._min_scored = {one.name: one.min_eval_samples or 0 for one in config.eval}
         self._next_key = next_key
         self._planner = Planner(
@@ -102,7 +102,7 @@ class Regrader:
                     one.keep(name)
                 else:
                     await self._grade_set(one, name, revision, on_sample)
-            sets, point = one.records(self._aggregates, self._max_error_share)
+            sets, point = one.records(self._aggregates, self._limits)
             key = await revision.write(sets, point)
         except OSError as error:
             raise LedgerError(
@@ -144,9 +144,3 @@ class Regrader:
         statistics = Statistics(self._workers, before.key, self._earlier)
         metrics = await statistics.of_set(prepared, before.digest, journal.path)
         one.graded(name, counts, metrics, regrade.problem)
-
-
-def make_workers(sets: Sequence[LoadedSet], size: int) -> WorkerPool:
-    """Make processes for a Regrader of these sets; none starts before there is work."""
-    math = any(one.eval_set.grader.endswith("math") for one in sets)
-    return WorkerPool(size=size, preload=("math",) if math else ())

@@ -17,6 +17,7 @@ import structlog
 
 from evald.point import Kind, PointKey
 from evald.regrade.plan import CannotRegrade, PointPlan
+from evald.results.compressed import stored_file
 from evald.results.ledger import Ledger
 from evald.results.modes import Modes
 from evald.results.records import PointRecord, SetRecord
@@ -58,8 +59,8 @@ class Revision:
 
     def keep(self, set_name: str) -> None:
         """Take over the samples of a set, if there are any. Blocking; raises OSError."""
-        source = sample_file(self._results_dir, self._plan.source.key, set_name)
-        if not source.exists():
+        source = stored_file(sample_file(self._results_dir, self._plan.source.key, set_name))
+        if source is None:
             return
         self._modes.make_dirs(self.directory)
         copy = self.directory / source.name

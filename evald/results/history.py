@@ -1,21 +1,25 @@
-"""Points that have ended, found again in the ledger's file with all that was recorded of them."""
+"""Points that have ended, found again in the ledger's files with all that was recorded of them."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
 
 from evald.errors import LedgerError
 from evald.point import Kind, PointKey
-from evald.results.follow import REPAIR
+from evald.results.follow import REPAIR, Follower
 from evald.results.records import AnyRecord, PointRecord, SetRecord, decode
+from evald.results.segments import closed_segments
 
 
 class Span(msgspec.Struct, frozen=True):
-    """Where a line lies in the file, in bytes."""
+    """Where a line lies: device and inode of its file, and bytes in it."""
 
+    file: tuple[int, int]
     offset: int
     length: int
 
@@ -47,7 +51,7 @@ class _Head(msgspec.Struct):
 
 
 class History:
-    """The ended points of one run. Reads the file once, and then only the lines it is asked for.
+    """The ended points of one run. Reads the ledger once, and then only the lines it is asked for.
 
     Blocking; raises OSError. Lines of types that this version does not know are passed by.
     """
@@ -60,41 +64,53 @@ class History:
         """Return the points in order of their end."""
         sets: dict[PointKey, dict[str, Span]] = {}
         ended: dict[PointKey, Ended] = {}
-        offset = 0
-        with self._path.open("rb") as file:
-            for line in file:
-                span = Span(offset, len(line))
-                offset += len(line)
-                head = _head(line)
-                if head is None or head.run != self._run or head.type not in {"set", "point"}:
-                    continue
-                key = PointKey(head.run, head.step, head.revision, head.kind)
-                of_point = sets.setdefault(key, {})
-                if head.type == "set":
-                    of_point[head.set] = span
-                else:
-                    ended[key] = Ended(key, head.counts.n_total, span, of_point)
+        for span, line in self._lines():
+            head = _head(line)
+            if head is None or head.run != self._run or head.type not in {"set", "point"}:
+                continue
+            key = PointKey(head.run, head.step, head.revision, head.kind)
+            of_point = sets.setdefault(key, {})
+            if head.type == "set":
+                of_point[head.set] = span
+            else:
+                ended[key] = Ended(key, head.counts.n_total, span, of_point)
         return list(ended.values())
+
+    def _lines(self) -> Iterator[tuple[Span, bytes]]:
+        with Follower(self._path) as follower:
+            for lines in follower.batches():
+                end = follower.cursor
+                file = (end.device, end.inode)
+                offset = end.offset - sum(len(line) + 1 for line in lines)
+                for line in lines:
+                    yield Span(file, offset, len(line)), line
+                    offset += len(line) + 1
 
     def read(self, one: Ended) -> tuple[PointRecord, dict[str, SetRecord]]:
         """Return the records of a point; raises LedgerError when they are no longer there."""
         sets: dict[str, SetRecord] = {}
-        with self._path.open("rb") as file:
-            point = self._decode(file, one.line)
-            for name, span in one.sets.items():
-                record = self._decode(file, span)
-                if isinstance(record, SetRecord):
-                    sets[name] = record
+        point = self._decode(one.line)
+        for name, span in one.sets.items():
+            record = self._decode(span)
+            if isinstance(record, SetRecord):
+                sets[name] = record
         if not isinstance(point, PointRecord) or sets.keys() != one.sets.keys():
             raise self._changed(one.line)
         return point, sets
 
-    def _decode(self, file: BinaryIO, span: Span) -> AnyRecord:
-        file.seek(span.offset)
-        try:
-            return decode(file.read(span.length))
-        except msgspec.DecodeError as error:
-            raise self._changed(span) from error
+    def _decode(self, span: Span) -> AnyRecord:
+        """Read a line again; its file may have been closed, under another name, meanwhile."""
+        for path in (*(one.path for one in closed_segments(self._path)), self._path):
+            with suppress(FileNotFoundError), path.open("rb") as file:
+                status = os.fstat(file.fileno())
+                if (status.st_dev, status.st_ino) != span.file:
+                    continue
+                file.seek(span.offset)
+                try:
+                    return decode(file.read(span.length))
+                except msgspec.DecodeError as error:
+                    raise self._changed(span) from error
+        raise self._changed(span)
 
     def _changed(self, span: Span) -> LedgerError:
         return LedgerError(

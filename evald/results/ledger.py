@@ -1,13 +1,11 @@
-"""The one writer of ``results.jsonl``: locked, repaired, replayed, then appended to."""
+"""The one writer of the ledger: locked, repaired, replayed, then appended to."""
 
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
 
 import msgspec
@@ -18,8 +16,10 @@ from evald.errors import LedgerError
 from evald.file_lock import hold
 from evald.results.follow import REPAIR, decode_lines, is_json, split_lines
 from evald.results.index import PointIndex, point_key
+from evald.results.ledger_file import LedgerFile
 from evald.results.locate import LEDGER_NAME
-from evald.results.modes import Modes, sync_dir
+from evald.results.modes import Modes
+from evald.results.pause import Pause
 from evald.results.records import (
     Accepted,
     AnyRecord,
@@ -29,6 +29,7 @@ from evald.results.records import (
     SetRecord,
     decode,
 )
+from evald.results.segments import closed_segments
 from evald.text import encode_json
 
 log = structlog.get_logger(__name__)
@@ -38,9 +39,11 @@ LOCK_NAME = "results.lock"
 TORN_NAME = "results.torn"
 
 IN_DOUBT = (
-    "the newest line is in doubt (it was cut short, or the disk did not confirm it): "
-    "restart the daemon, it goes on from what is really there"
+    "the newest line is in doubt, its write was cut short: restart the daemon, it goes on from "
+    "what is really there"
 )
+
+_MIB = 1 << 20
 
 
 class Ledger:
@@ -51,43 +54,50 @@ class Ledger:
     """
 
     def __init__(
-        self, path: Path, *, descriptor: int, lock: int, wall: Callable[[], float]
+        self, file: LedgerFile, *, lock: int, wall: Callable[[], float], pause: Pause
     ) -> None:
-        self.path = path
+        self.path = file.path
         self.index = PointIndex()
         #: seq of the newest record; 0 while the ledger is empty.
         self.last_seq = 0
-        self._descriptor = descriptor
+        self._file = file
         self._lock = lock
         self._wall = wall
+        #: evaluation pauses while records, or samples, cannot be written.
+        self.pause = pause
         self._order = asyncio.Lock()
-        #: held while a thread uses the descriptor, so that close() cannot pull it away.
-        self._in_use = threading.Lock()
-        #: a write has begun and nobody knows yet whether it happened.
+        #: a write has begun and nobody knows yet how it ended.
         self._in_doubt = False
 
     @classmethod
-    def open(cls, config: Results, *, wall: Callable[[], float] = time.time) -> Ledger:
+    def open(
+        cls,
+        config: Results,
+        *,
+        wall: Callable[[], float] = time.time,
+        pause: Pause | None = None,
+    ) -> Ledger:
         """Create or take over the ledger in ``config.dir``: lock, repair a torn tail, replay.
 
-        ``wall`` gives the seconds since the epoch for ``time``. Blocks for the length of one read
-        of the file. Raises LedgerError: the directory cannot be used, another daemon holds the
-        lock, or a line before the last cannot be read.
+        ``wall`` gives the seconds since the epoch for ``time``; ``pause`` hears of writes that
+        fail. Blocks for the length of one read of all files. Raises LedgerError: the directory
+        cannot be used, another daemon holds the lock, or a line before the last cannot be read.
         """
         modes = Modes.of(config)
         path = Path(config.dir) / LEDGER_NAME
-        lock = descriptor = -1
+        lock = -1
+        file: LedgerFile | None = None
         try:
             modes.make_dirs(path.parent)
             lock = _take_lock(path.parent / LOCK_NAME, modes)
-            descriptor = modes.open(path, os.O_RDWR | os.O_APPEND)
-            sync_dir(path.parent)
-            ledger = cls(path, descriptor=descriptor, lock=lock, wall=wall)
+            file = LedgerFile(path, modes, rotate_bytes=int(config.rotate_mb * _MIB))
+            ledger = cls(file, lock=lock, wall=wall, pause=pause or Pause())
             ledger._replay(modes)
         except (OSError, LedgerError) as fault:
-            for opened in (descriptor, lock):
-                if opened >= 0:
-                    os.close(opened)
+            if file is not None:
+                file.close()
+            if lock >= 0:
+                os.close(lock)
             if isinstance(fault, LedgerError):
                 raise
             raise LedgerError(
@@ -98,97 +108,72 @@ class Ledger:
 
     def close(self) -> None:
         """Wait for a write under way, then close the file and give up the lock."""
-        with self._in_use:
-            if self._descriptor >= 0:
-                os.close(self._descriptor)
-                os.close(self._lock)
-                self._descriptor = self._lock = -1
+        if not self._file.is_closed:
+            self._file.close()
+            os.close(self._lock)
 
     async def append(self, record: AnyRecord) -> None:
         """Write ``record`` as one line; fills its ``seq`` and ``time``.
 
         Returns when the line is written, and for ``accepted``, ``point`` and ``run_end`` when the
-        disk has confirmed it. Cancellation waits for a write that has begun, then goes on. Raises
-        LedgerError, and then nothing was written, unless it says that the ledger is in doubt.
+        disk has confirmed it. While it cannot be written (no room, no rights, a failing disk) that
+        is tried again every 2 seconds, for as long as it takes (``pause``), and records that follow
+        wait, too.
+        Cancellation waits for a write that has begun, then goes on; a record that was not written
+        by then is not in the ledger. Raises LedgerError for a record that contradicts the ledger,
+        and when somebody else has moved or changed its file.
         """
-        commit = asyncio.create_task(self._commit(record), name="ledger-append")
-        try:
-            await asyncio.shield(commit)
-        except asyncio.CancelledError:
-            await asyncio.wait({commit})
-            if not commit.cancelled() and (fault := commit.exception()) is not None:
-                log.exception("ledger_append_failed", record_id=record.record_id, exc_info=fault)
-            raise
-
-    async def _commit(self, record: AnyRecord) -> None:
         async with self._order:
-            if refusal := self._refusal(record):
+            refusal = IN_DOUBT if self._in_doubt else _contradiction(self.index, record)
+            if refusal:
                 raise LedgerError(f"cannot append {record.record_id} to {self.path}: {refusal}")
             record.seq = self.last_seq + 1
             record.time = self._wall()
             line = _encode(record)
-            durable = isinstance(record, Accepted | PointRecord | RunEnd)
-            # only a write that is known to have happened, or not, clears this again
-            self._in_doubt = True
-            try:
-                undone = await asyncio.to_thread(self._write, line, durable=durable)
-            except OSError as fault:
-                raise LedgerError(
-                    f"cannot append {record.record_id} to {self.path}: {fault}; {IN_DOUBT}"
-                ) from fault
+            await self.pause.insist(self.path, lambda: self._uncut(self._attempt(record, line)))
+
+    async def _attempt(self, record: AnyRecord, line: bytes) -> None:
+        """Write once; raises OSError when it must be tried again."""
+        durable = isinstance(record, Accepted | PointRecord | RunEnd)
+        self._in_doubt = True  # for good, if this task is killed beside its thread
+        try:
+            await asyncio.to_thread(self._file.append, line, record.seq, durable=durable)
+        except OSError:
             self._in_doubt = False
-            if undone is not None:
-                raise LedgerError(
-                    f"cannot append {record.record_id} to {self.path}: {undone}; "
-                    "nothing was written: make room or repair the directory"
-                ) from undone
-            self.last_seq = record.seq
-            self.index.apply(record)
+            raise
+        self._in_doubt = False
+        self.last_seq = record.seq
+        self.index.apply(record)
 
-    def _refusal(self, record: AnyRecord) -> str | None:
-        """Return why ``record`` may not be appended, in words."""
-        if self._descriptor < 0:
-            return "the ledger is closed"
-        if self._in_doubt:
-            return IN_DOUBT
-        return _contradiction(self.index, record)
-
-    def _write(self, line: bytes, *, durable: bool) -> OSError | None:
-        """Append ``line`` in one write; return the error of a write that was undone.
-
-        Raises OSError when it cannot be known what the file holds now.
-        """
-        with self._in_use:
-            try:
-                here, there = os.fstat(self._descriptor), self.path.stat()
-                if (here.st_dev, here.st_ino) != (there.st_dev, there.st_ino):
-                    return OSError("the file was replaced by another one while evald writes to it")
-            except OSError as fault:  # moved away
-                return fault
-            undone = None
-            try:
-                if os.write(self._descriptor, line) != len(line):
-                    undone = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            except OSError as fault:
-                undone = fault
-            if undone is not None:
-                os.ftruncate(self._descriptor, here.st_size)
-                return undone
-            if durable:
-                os.fdatasync(self._descriptor)
-            return None
+    async def _uncut(self, attempt: Coroutine[None, None, None]) -> None:
+        """Let a write that has begun come to its end, also when this is cancelled."""
+        writing = asyncio.create_task(attempt, name="ledger-append")
+        try:
+            await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            await asyncio.wait({writing})
+            if not writing.cancelled() and (fault := writing.exception()) is not None:
+                log.exception("ledger_append_failed", path=str(self.path), exc_info=fault)
+            raise
 
     def _replay(self, modes: Modes) -> None:
-        """Read the file back into the index, after cutting a torn tail off."""
+        """Read all files back into the index, after cutting a torn tail off."""
+        for segment in closed_segments(self.path):
+            with segment.path.open("rb") as file:
+                self._replay_lines((line.removesuffix(b"\n") for line in file), segment.path)
         lines, torn = split_lines(self.path.read_bytes())
         if not torn and lines and not is_json(lines[-1]):
             torn = lines.pop() + b"\n"
         if torn:
             self._cut(torn, modes)
-        for number, record in enumerate(decode_lines(lines, self.path), start=1):
+        self._replay_lines(lines, self.path)
+        self._file.first_seq = self.last_seq - len(lines) + 1 if lines else 0
+
+    def _replay_lines(self, lines: Iterable[bytes], path: Path) -> None:
+        for number, record in enumerate(decode_lines(lines, path), start=1):
             if self.last_seq and record.seq != self.last_seq + 1:
                 raise LedgerError(
-                    f"cannot read ledger {self.path}: line {number} has seq {record.seq} where "
+                    f"cannot read ledger {path}: line {number} has seq {record.seq} where "
                     f"{self.last_seq + 1} must follow; {REPAIR}"
                 )
             self.last_seq = record.seq
@@ -206,8 +191,7 @@ class Ledger:
             os.fsync(copy)
         finally:
             os.close(copy)
-        os.ftruncate(self._descriptor, os.fstat(self._descriptor).st_size - len(torn))
-        os.fsync(self._descriptor)
+        self._file.cut(len(torn))
         log.warning("ledger_torn_tail_cut", path=str(self.path), bytes=len(torn), copy=TORN_NAME)
 
 

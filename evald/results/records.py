@@ -78,9 +78,11 @@ class Counts(msgspec.Struct, kw_only=True):
     n_too_long: int = 0
     #: the grader failed or ran out of time: not a wrong answer.
     n_grader_error: int = 0
-    #: cut by a sample's, set's or point's deadline.
+    #: cut by a sample's, set's or point's deadline, or as stragglers.
     n_timeout: int = 0
-    #: of the scored ones: taken from the sample journal of an earlier attempt.
+    #: of those: not done when their set was ended; the others, ``n_total - n_cut``, are done.
+    n_cut: int = 0
+    #: of the scored ones: taken from the sample journal, where an earlier attempt had put them.
     n_resumed: int = 0
 
     def __add__(self, other: Counts) -> Counts:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from evald.results.compressed import open_samples
 from evald.results.samples import SampleRecord
 
 #: what one batch holds at most: this many samples, or about this many bytes.
@@ -59,7 +60,7 @@ class StoredSamples:
 
     def _lines(self) -> Iterator[tuple[int, bytes]]:
         offset = 0
-        with self._path.open("rb") as file:
+        with open_samples(self._path) as file:
             for line in file:
                 yield offset, line
                 offset += len(line)

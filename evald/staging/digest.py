@@ -77,6 +77,11 @@ def content_digest(
             hashes = {file.name: value for file, value in zip(largest_first, found, strict=True)}
     contents = {name: content for name, (_, content) in hashes.items()}
     _check_hashes(contents, expected)
+    return digest_of(hashes)
+
+
+def digest_of(hashes: Mapping[str, tuple[int, str]]) -> str:
+    """Return the digest of files by name: their sizes, and their hex xxh3-64."""
     state = xxhash.xxh3_128()
     for name, (size_bytes, content) in sorted(hashes.items()):
         if is_training_state(name):

@@ -20,12 +20,14 @@ from evald.staging.recovery import Recovery
 from evald.staging.retention import Retention
 from evald.staging.revisions import Decision, Revisions, Verdict
 from evald.staging.rights import deletable
+from evald.staging.room import Room
 from evald.staging.root_lock import RootLock
 from evald.staging.scan import Found, FoundFile, FoundSnapshot, Layout, scan
 from evald.staging.settling import Settling
+from evald.staging.unmarked import Unmarked
 from evald.staging.validate import BaseModel
 from evald.staging.watch import Watch
-from evald.staging.words import BrokenWord, Listener
+from evald.staging.words import BrokenWord, Listener, UnreadableWord
 from evald.status.view import StagingView
 
 __all__ = ["Intake", "check_snapshot", "deletable"]
@@ -35,7 +37,7 @@ log = structlog.get_logger(__name__)
 #: snapshots that are read at the same time: a slow one leaves room for others.
 _READERS = 4
 
-_NOTHING = Found(folders={}, marked=[], unmarked=[], files=[], free_bytes=0)
+_NOTHING = Found(folders={}, marked=[], unmarked={}, files=[], free_bytes=0)
 
 
 class Intake:
@@ -90,10 +92,12 @@ class Intake:
             offer=offer,
             offer_as=self._offer_as,
         )
-        self._sizes: dict[Path, int] = {}
+        self._unmarked = Unmarked(
+            config, run=run, index=index, revisions=self._revisions, offer=offer
+        )
+        self.room = Room(config)
         settles = self._layout.completeness.settles
         self._settling = Settling(config.scan_interval_s) if settles else None
-        self._free_bytes = 0
         self._waiting: list[Candidate] = []
         #: seen once: a half-written word, or a run's end that a last look has to precede.
         self._once: dict[Path, Identity] = {}
@@ -105,13 +109,7 @@ class Intake:
 
     def view(self) -> StagingView:
         """Show the root as the last scan saw it."""
-        return StagingView(
-            root=str(self._root),
-            used_bytes=sum(self._sizes.values()),
-            free_bytes=self._free_bytes,
-            snapshots=len(self._seen),
-            max_bytes=self._config.max_bytes,
-        )
+        return self.room.view(len(self._seen))
 
     def take_revision(self, run: str, step: int, kind: Kind) -> PointKey:
         """Give the next revision of a step away: no snapshot will get it."""
@@ -128,6 +126,7 @@ class Intake:
                 await asyncio.to_thread(lock.take)
             await self._retention.sweep()
             async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._retention.sweep_leftovers(), name="staging leftovers")
                 await self._serve(watch, tasks)
         finally:
             self._reader.stop.set()
@@ -140,10 +139,12 @@ class Intake:
             found = await self._scan()
             if await watch.arm(found.folders):
                 found = await self._scan()
+            self._unmarked.see(found)
             look_again = self._take(found, tasks)
             if not self.armed.is_set():
                 first = set(self._batches)
                 tasks.create_task(self._recovery.run(from_before, first), name="staging recovery")
+                tasks.create_task(self._unmarked.run(), name="staging unmarked")
                 self.armed.set()
             await self._consume()
             if not look_again:
@@ -170,20 +171,21 @@ class Intake:
             )
         else:
             self._alerts.forget("staging_root_lost")
-        self._free_bytes = found.free_bytes
+        self.room.free_bytes = found.free_bytes
         return found
 
     # --- from a scan to offers -----------------------------------------------------------------
 
     def _take(self, found: Found, tasks: asyncio.TaskGroup) -> bool:
         """Start the work on all that is new; True when another scan must follow at once."""
+        for directory in self._retention.take_changed():
+            self._forget(directory, "it changed behind its marker")
         marked = {snapshot.directory: snapshot.identity for snapshot in found.marked}
         files = {file.path: file.identity for file in found.files}
         for known, present in ((self._seen, marked), (self._heard, files), (self._once, files)):
             for path in [path for path in known if known[path] != present.get(path)]:
                 del known[path]
-        for directory in [directory for directory in self._sizes if directory not in marked]:
-            del self._sizes[directory]
+        self.room.keep(marked)
         if self._settling is not None:
             self._settling.keep(marked)
         again = [one for one in self._waiting if one.request or one.directory in self._seen]
@@ -268,6 +270,8 @@ class Intake:
             # it may be half-written: it is broken if it still reads so at the next scan
             if self._once.get(file.path) == file.identity:
                 self._alerts.warn_once("staging_file_ignored", str(broken), about=file.identity)
+                if isinstance(broken, UnreadableWord):
+                    self._heard.pop(file.path, None)  # the next scan tries again
             elif self._heard.pop(file.path, None) is not None:
                 self._once[file.path] = file.identity
             return None
@@ -284,9 +288,23 @@ class Intake:
             raise SnapshotGone(f"{candidate.directory} has not stood still long enough yet")
 
     async def _judge(self, candidate: Candidate) -> None:
+        if self._ended_before(candidate) is not None:
+            return
         if candidate.fingerprint and self._revisions.by_fingerprint(candidate) is None:
             hashed = self._revisions.is_known_step(candidate)
             await asyncio.to_thread(self._reader.judge, candidate, hashed=hashed)
+
+    def _ended_before(self, candidate: Candidate) -> Decision | None:
+        """Tell whether the root remembers the snapshot as ended, and the ledger does not.
+
+        It was a point of a run, or of results, that this daemon knows nothing of.
+        """
+        if not candidate.owned or candidate.request is not None:
+            return None
+        ended = self._retention.ended_before(candidate.directory, candidate.fingerprint)
+        if ended is None or self._revisions.by_fingerprint(candidate) is not None:
+            return None
+        return Decision(Verdict.ENDED, PointKey(ended.run, ended.step, kind=candidate.kind))
 
     async def _deliver(self, candidate: Candidate, ended: list[tuple[Decision, Candidate]]) -> None:
         """Offer a candidate as its point, or find that it needs none."""
@@ -295,9 +313,9 @@ class Intake:
             log.debug("snapshot_dropped", directory=str(directory))
             return
         if candidate.identity:
-            # only now: the budget's last bytes are of the oldest snapshot, not of one behind it
-            self._sizes[directory] = candidate.size_bytes
-        decision = self._revisions.decide(candidate)
+            self.room.count(directory, candidate.size_bytes)
+            self._unmarked.name(directory, candidate.run)
+        decision = self._ended_before(candidate) or self._revisions.decide(candidate)
         while decision.verdict is Verdict.HASH:
             try:
                 await asyncio.to_thread(self._reader.hash, candidate)
@@ -328,8 +346,9 @@ class Intake:
     async def _retire(self, decision: Decision, candidate: Candidate) -> None:
         directory = candidate.directory
         log.info("snapshot_answered_before", point=str(decision.key), directory=str(directory))
-        if candidate.owned:
-            await self._retention.retire(directory, candidate.fingerprint)
+        await self._retention.end_again(
+            decision.key, directory, candidate.fingerprint, owned=candidate.owned
+        )
 
     def _forget(self, directory: Path, why: str) -> None:
         """Let the next scan find it again, if it is still there."""
@@ -344,6 +363,7 @@ class Intake:
             return
         end = await self._hear(file)
         if isinstance(end, RunEnded):
+            await self._unmarked.end(end.run)
             await self._offer(end)
 
     async def _consume(self) -> None:

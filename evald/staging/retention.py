@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-import shutil
+import stat
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -13,10 +14,23 @@ import structlog
 
 from evald.config import Staging
 from evald.errors import SnapshotGone
+from evald.point import EvalPoint, PointKey, SkipReason
+from evald.results.records import PointRecord
 from evald.staging.alerts import Alerting
+from evald.staging.best import BestKeeper
 from evald.staging.digest import fingerprint
+from evald.staging.ended import Ended, EndedList
+from evald.staging.inside import LeadsOut, folder_of, is_link, own_folder, remove
+from evald.staging.leftovers import sweep_leftovers
 
 log = structlog.get_logger(__name__)
+
+#: on the root's own file system: a snapshot is moved here and deleted here.
+_TRASH = ".evald/trash"
+#: the SDK's promises of room: ``trainer/dispatcher/reservation.py``.
+_RESERVED = ".evald/reserved"
+#: seconds between two looks for what dead writers have left.
+_LEFTOVERS_S = 600.0
 
 
 class _Kept(msgspec.Struct, frozen=True):
@@ -30,10 +44,18 @@ class Retention:
     """Deletes in an owned root, and only what has ended and has not changed since.
 
     A directory is renamed into ``ROOT/.evald/trash`` first, so that no half of a snapshot is ever
-    seen under its name. ``on_alert`` hears one sentence when something cannot be deleted.
+    seen under its name. ``on_alert`` hears one sentence when something cannot be deleted. ``best``
+    sees every snapshot first.
     """
 
-    def __init__(self, config: Staging, *, on_alert: Alerting | None = None) -> None:
+    def __init__(
+        self,
+        config: Staging,
+        *,
+        on_alert: Alerting | None = None,
+        best: BestKeeper | None = None,
+    ) -> None:
+        self._best = best
         self._root = Path(config.root)
         self._marker = config.marker
         #: it lies beside the snapshot's directory (a name like ``../done``).
@@ -45,6 +67,8 @@ class Retention:
         parts = Path(config.pattern).parts
         self._tail = len(parts) - 1 - next(i for i, part in enumerate(parts) if "{step}" in part)
         self._ring: dict[Path, _Kept] = {}
+        self._ended = EndedList(self._root)
+        self._changed: set[Path] = set()
         self._lock = asyncio.Lock()
 
     @property
@@ -57,17 +81,68 @@ class Retention:
         """Directories in the ring, the next one to go first."""
         return list(self._ring)
 
+    def take_changed(self) -> set[Path]:
+        """Return the directories that were not as their points had known them, each once."""
+        changed, self._changed = self._changed, set()
+        return changed
+
     async def sweep(self) -> None:
-        """Delete what an earlier life had moved to the trash; for the daemon's start."""
+        """Delete what an earlier life had moved to the trash, and learn what had ended then.
+
+        For the daemon's start.
+        """
         if self._owned:
             async with self._lock:
+                await asyncio.to_thread(self._ended.load)
                 await self._say(await asyncio.to_thread(self._sweep))
 
-    async def retire(self, snapshot_dir: Path, fingerprint: str) -> None:
+    async def sweep_leftovers(self) -> None:
+        """Delete what dead writers have left, now and again; returns only for an unowned root."""
+        while self._owned:
+            try:
+                await asyncio.to_thread(sweep_leftovers, self._root, _TRASH)
+            except OSError as error:  # the root is away: the scan says so
+                log.debug("leftovers_not_swept", error=str(error))
+            await asyncio.sleep(_LEFTOVERS_S)
+
+    def ended_before(self, directory: Path, fingerprint: str) -> Ended | None:
+        """Return what ended in a directory of the root that has not changed since."""
+        if not self._owned or not self._is_inside(directory):
+            return None
+        return self._ended.find(directory, fingerprint)
+
+    async def end(self, point: EvalPoint, record: PointRecord) -> None:
+        """Give up the snapshot of a point that has ended with ``record``."""
+        snapshot = point.snapshot
+        if self._best is not None:
+            await self._best.consider(record, snapshot)
+        if snapshot.owned:
+            # without room for it the ring must not hold it either
+            keep = record.reason != SkipReason.NO_SPACE
+            await self.retire(snapshot.directory, snapshot.fingerprint, key=point.key, keep=keep)
+
+    async def end_again(
+        self, key: PointKey, directory: Path, fingerprint: str, *, owned: bool
+    ) -> None:
+        """Give up a snapshot whose point had ended before it was seen (again)."""
+        if self._best is not None:
+            await self._best.consider_again(key, directory, fingerprint)
+        if owned:
+            await self.retire(directory, fingerprint, key=key)
+
+    async def retire(
+        self,
+        snapshot_dir: Path,
+        fingerprint: str,
+        *,
+        key: PointKey | None = None,
+        keep: bool = True,
+    ) -> None:
         """Put an ended snapshot into the ring and delete the oldest beyond ``keep``.
 
-        ``fingerprint``: of the snapshot when its point was offered. Does nothing in an unowned root
-        and for a directory outside the root.
+        ``fingerprint``: of the snapshot when its point was offered. ``key``: that point, which the
+        root remembers as ended. ``keep`` false: delete it now, there is no room for it. Does
+        nothing in an unowned root and for a directory outside the root.
         """
         if not self._owned or not self._is_inside(snapshot_dir):
             return
@@ -77,8 +152,13 @@ class Retention:
             size_bytes = await asyncio.to_thread(self._unchanged_bytes, snapshot_dir, fingerprint)
             if size_bytes is None:
                 log.info("snapshot_gone_or_changed", directory=str(snapshot_dir))
+                self._changed.add(snapshot_dir)
+            elif not keep:
+                await self._say(await asyncio.to_thread(self._delete, snapshot_dir, fingerprint))
             else:
                 self._ring[snapshot_dir] = _Kept(fingerprint, size_bytes)
+                if key is not None and self._keep:
+                    await asyncio.to_thread(self._ended.note, snapshot_dir, fingerprint, key)
                 log.info("snapshot_retired", directory=str(snapshot_dir), bytes=size_bytes)
             while len(self._ring) > self._keep:
                 oldest = next(iter(self._ring))
@@ -90,6 +170,8 @@ class Retention:
         """Take a snapshot out of the ring: its bytes are wanted once more; False: they are gone."""
         async with self._lock:  # a deletion that is under way has the last word
             self._ring.pop(directory, None)
+            if self._owned and self._is_inside(directory):
+                await asyncio.to_thread(self._ended.forget, directory)
             return await asyncio.to_thread(directory.is_dir)
 
     async def consume(self, path: Path) -> None:
@@ -97,7 +179,7 @@ class Retention:
         if not self._owned:
             return
         try:
-            await asyncio.to_thread(path.unlink, missing_ok=True)
+            await asyncio.to_thread(self._unlink, path)
         except OSError as error:
             # it is not read again in this life, and the ledger knows it in the next one
             log.warning("staging_file_kept", path=str(path), error=error.strerror)
@@ -126,28 +208,29 @@ class Retention:
         if self._unchanged_bytes(directory, expected) is None:
             log.info("snapshot_gone_or_changed", directory=str(directory))
             return None
-        if self._is_behind_link(directory):
-            return f"cannot delete {directory}: a folder on the way is a link out of the root"
         try:
             fault = self._remove_checked(directory, expected)
         except FileNotFoundError:
             fault = None  # somebody else has deleted it, which is what was wanted
-        except (OSError, RecursionError) as error:
+        except OSError as error:
             fault = _sentence(directory, error)
         return fault
 
     def _remove_checked(self, directory: Path, expected: str) -> str | None:
-        """Move it away, look again, remove it; raises OSError, RecursionError."""
-        if directory.is_symlink():
-            directory.unlink()  # no bytes to lose; moved away, it could lead elsewhere
-        else:
-            moved = self._trash() / f"{directory.name}.{secrets.token_hex(8)}"
-            if self._marker_is_outside:
-                expected = self._take_marker_away(directory)
-            directory.rename(moved)
-            if self._unchanged_bytes(moved, expected) is None:
-                return _put_back(moved, directory)
-            _remove(moved)
+        """Move it away, look again, remove it; raises OSError."""
+        with folder_of(self._root, directory) as (folder, name):
+            if is_link(name, folder):
+                os.unlink(name, dir_fd=folder)  # no bytes to lose; moved, it could lead elsewhere
+            else:
+                with own_folder(self._root, _TRASH) as trash:
+                    if self._marker_is_outside:
+                        expected = self._take_marker_away(directory)
+                    moved = f"{name}.{secrets.token_hex(8)}"
+                    os.rename(name, moved, src_dir_fd=folder, dst_dir_fd=trash)
+                    in_trash = self._root / _TRASH / moved
+                    if self._unchanged_bytes(in_trash, expected) is None:
+                        return _put_back(in_trash, trash, directory, folder)
+                    remove(moved, trash)
         self._remove_empty_parents(directory)
         log.info("snapshot_deleted", directory=str(directory))
         return None
@@ -158,53 +241,50 @@ class Retention:
         of_step = directory.parents[self._tail - 1] if self._tail else directory
         if not marker.is_relative_to(of_step):
             raise OSError(0, f"its marker {marker} is not its own alone; choose another marker")
-        marker.unlink()
+        self._unlink(marker)
         return fingerprint(directory, self._marker)[0]
 
-    def _is_behind_link(self, directory: Path) -> bool:
-        below = directory.parent.relative_to(self._root)
-        return os.path.realpath(directory.parent) != str(Path(os.path.realpath(self._root), below))
-
-    def _trash(self) -> Path:
-        """Make the trash folder; a link in its place would lead deletions elsewhere."""
-        trash = self._root / ".evald" / "trash"
-        trash.mkdir(parents=True, exist_ok=True)
-        for folder in (trash.parent, trash):
-            if folder.is_symlink():
-                raise OSError(0, f"{folder} is a symbolic link; remove it")
-        return trash
+    def _unlink(self, path: Path) -> None:
+        """Remove one name below the root, if it is there; raises OSError."""
+        with suppress(FileNotFoundError), folder_of(self._root, path) as (folder, name):
+            os.unlink(name, dir_fd=folder)
 
     def _sweep(self) -> str | None:
-        trash = self._root / ".evald" / "trash"
+        """Empty the trash; one sentence of what stays."""
+        at, fault = self._root / _TRASH, None
         try:
+            with own_folder(self._root, _RESERVED) as reserved, suppress(PermissionError):
+                # who may write into the root may reserve room in it
+                os.fchmod(reserved, stat.S_IMODE(self._root.stat().st_mode))
             # made now: on a full disk there may be no room for it when it is needed
-            for leftover in self._trash().iterdir():
-                _remove(leftover)
-                log.info("trash_swept", name=leftover.name)
-        except (OSError, RecursionError) as error:
-            return _sentence(trash, error)
-        return None
+            with own_folder(self._root, _TRASH) as trash:
+                with os.scandir(trash) as found:
+                    names = [entry.name for entry in found]
+                for name in names:
+                    try:
+                        remove(name, trash)
+                        log.info("trash_swept", name=name)
+                    except FileNotFoundError:
+                        continue
+                    except OSError as error:
+                        fault = _sentence(at / name, error)
+        except OSError as error:
+            return _sentence(at, error)
+        return fault
 
     def _remove_empty_parents(self, directory: Path) -> None:
         for parent in list(directory.parents)[: self._tail]:
             try:
-                parent.rmdir()
+                with folder_of(self._root, parent) as (folder, name):
+                    os.rmdir(name, dir_fd=folder)
             except OSError:
                 return  # the trainer keeps more in it
 
 
-def _remove(path: Path) -> None:
-    """Delete a tree, or a link itself; on Linux rmtree works on descriptors and follows no link."""
-    if path.is_symlink() or not path.is_dir():
-        path.unlink()
-    else:
-        shutil.rmtree(path)
-
-
-def _put_back(moved: Path, directory: Path) -> str | None:
+def _put_back(moved: Path, trash: int, directory: Path, folder: int) -> str | None:
     """Undo a move: the directory changed at the last moment."""
     try:
-        moved.rename(directory)
+        os.rename(moved.name, directory.name, src_dir_fd=trash, dst_dir_fd=folder)
     except OSError as error:
         return (
             f"cannot put {moved} back to {directory}, where it changed after its point had ended: "
@@ -214,9 +294,9 @@ def _put_back(moved: Path, directory: Path) -> str | None:
     return None
 
 
-def _sentence(directory: Path, error: OSError | RecursionError) -> str:
-    if isinstance(error, RecursionError):
-        return f"cannot delete {directory}: its folders are nested too deep; delete it by hand"
+def _sentence(directory: Path, error: OSError) -> str:
+    if isinstance(error, LeadsOut):
+        return f"cannot delete {directory}: {error.strerror}; evald deletes in its root only"
     where = f" ({error.filename})" if error.filename else ""
     return (
         f"cannot delete {directory}: {error.strerror}{where}; delete it by hand, and run trainer "

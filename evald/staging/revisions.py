@@ -67,7 +67,7 @@ class Revisions:
     def reserve(self, key: PointKey) -> None:
         """Keep the key of a step without snapshot from a snapshot that comes at the same time."""
         of_step = (key.run, key.step, key.kind)
-        if not self._index.revisions(*of_step) and not self._by_step.get(of_step):
+        if not self.knows(*of_step):
             self.give(key, None)
 
     def take(self, run: str, step: int, kind: Kind) -> PointKey:
@@ -84,7 +84,11 @@ class Revisions:
 
     def is_known_step(self, candidate: Candidate) -> bool:
         """Tell whether the step has a point already, so that the digest decides."""
-        return any(True for _ in self._keys(candidate))
+        return self.knows(candidate.run, candidate.step, candidate.kind)
+
+    def knows(self, run: str, step: int, kind: Kind) -> bool:
+        """Tell whether a step has a point already, in the ledger or on its way there."""
+        return bool(self._index.revisions(run, step, kind) or self._by_step.get((run, step, kind)))
 
     def by_fingerprint(self, candidate: Candidate) -> Decision | None:
         """Decide about a directory that is exactly as it was when its point was offered."""

@@ -34,6 +34,14 @@ class FoundSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     marker_mtime_ns: int
 
 
+class Unfinished(msgspec.Struct, frozen=True):
+    """A directory whose name fits the pattern and that is not finished."""
+
+    step: int
+    #: name of the run's folder; None directly in the root.
+    folder_run: str | None
+
+
 class FoundFile(msgspec.Struct, frozen=True, kw_only=True):
     """A word of the trainer: ``step_41.skip``, ``*.request`` or ``run.end``."""
 
@@ -54,7 +62,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     #: finished snapshots, oldest marker first.
     marked: list[FoundSnapshot]
     #: directories (perhaps still to be made) that are not finished.
-    unmarked: list[Path]
+    unmarked: dict[Path, Unfinished]
     #: those of them that look finished all the same -> why they are not taken.
     doubtful: dict[Path, str] = {}
     #: directories in which evald may not even look for the marker.
@@ -98,7 +106,7 @@ def scan(layout: Layout) -> Found:
         look.folder(layout.root, None)
         disk = os.statvfs(layout.root)
     except FileNotFoundError:
-        return Found(folders={}, marked=[], unmarked=[], files=[], free_bytes=0)
+        return Found(folders={}, marked=[], unmarked={}, files=[], free_bytes=0)
     look.marked.sort(key=lambda found: (found.marker_mtime_ns, found.step))
     look.files.sort(key=lambda found: (found.mtime_ns, found.path))
     return Found(
@@ -120,7 +128,7 @@ class _Look:
         self._layout = layout
         self.folders: dict[Path, Identity] = {}
         self.marked: list[FoundSnapshot] = []
-        self.unmarked: list[Path] = []
+        self.unmarked: dict[Path, Unfinished] = {}
         self.doubtful: dict[Path, str] = {}
         self.closed: list[Path] = []
         self.misnamed: list[Path] = []
@@ -175,10 +183,10 @@ class _Look:
             self.closed.append(directory)
             return
         except OSError:
-            self.unmarked.append(directory)
+            self.unmarked[directory] = Unfinished(step, run)
             return
         if proof is None or isinstance(proof, Doubt):
-            self.unmarked.append(directory)
+            self.unmarked[directory] = Unfinished(step, run)
             if proof is not None:
                 self.doubtful[directory] = proof.sentence
             return

@@ -28,6 +28,10 @@ class BrokenWord(EvaldError):
     """A file of the trainer that cannot be understood; it stays where it is."""
 
 
+class UnreadableWord(BrokenWord):
+    """What it says is not known yet: the disk, or somebody's rights, may be put in order."""
+
+
 class SkipWord(msgspec.Struct, frozen=True):
     """This step gets no snapshot; the reason becomes a part of metric names."""
 
@@ -58,7 +62,7 @@ _Word = TypeVar("_Word", SkipWord, RequestWord, RunEndWord)
 
 
 def read_word(path: Path, word: type[_Word]) -> _Word:
-    """Read one file; raises BrokenWord with one sentence, and FileNotFoundError."""
+    """Read one file; raises BrokenWord, UnreadableWord with one sentence, FileNotFoundError."""
     try:
         with open_file(path) as file:
             return msgspec.json.decode(file.read(_MAX_BYTES), type=word)
@@ -68,7 +72,7 @@ def read_word(path: Path, word: type[_Word]) -> _Word:
         example = _EXAMPLES[word]
         raise BrokenWord(f"cannot understand {path}: {error}; write e.g. {example}") from error
     except OSError as error:
-        raise BrokenWord(
+        raise UnreadableWord(
             f"cannot read {path}: {error.strerror}; write it with mode 0644"
         ) from error
 

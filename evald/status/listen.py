@@ -16,6 +16,7 @@ _ADDRESS = re.compile(
     r"(?:\[(?P<six>[0-9A-Fa-f:.]+(?:%\w+)?)\]|(?P<host>[^\s:/\[\]]+)):(?P<port>\d+)"
 )
 _MAX_PORT = 65535
+_MIN_TOKEN_CHARACTERS = 16
 
 
 class TcpListener(msgspec.Struct, frozen=True):
@@ -75,7 +76,7 @@ def check_listen(status: Status) -> list[str]:
 def tcp_listener(status: Status, environ: Mapping[str, str]) -> TcpListener | None:
     """Return the listener that the config asks for, with its token; None: no TCP.
 
-    Raises ConfigError for a token that is missing or that others may read.
+    Raises ConfigError for a token that is missing or too short, or that others may read.
     """
     if status.listen is None:
         return None
@@ -89,4 +90,10 @@ def tcp_listener(status: Status, environ: Mapping[str, str]) -> TcpListener | No
             token = read_token(Path(status.token_file))
     except TokenError as error:
         raise ConfigError([f"status.{key}: {error}"]) from error
+    if len(token) < _MIN_TOKEN_CHARACTERS:
+        few = (
+            f"status.{key}: the token has {len(token)} characters, and whoever guesses it can stop "
+            f"the daemon; write {_MIN_TOKEN_CHARACTERS} or more, as from openssl rand -hex 32"
+        )
+        raise ConfigError([few])
     return TcpListener(host, port, token)

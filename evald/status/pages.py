@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import bisect
-import os
+import itertools
 import threading
 from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
+
+from evald.results.follow import Cursor, Follower
 
 #: records between two that are remembered, at first; and how many are remembered at most.
 STRIDE = 64
@@ -35,8 +36,9 @@ class RecordPages:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lock = threading.Lock()
+        self._follower = Follower(path)
+        self._restarts = 0
         self._forget()
-        self._identity = (0, 0)
 
     def page(self, after: int, limit: int) -> bytes:
         """Return at most ``limit`` whole lines with a ``seq`` above ``after``, oldest first.
@@ -45,59 +47,50 @@ class RecordPages:
         OSError; a ledger that is not there yet has no lines.
         """
         with self._lock:
-            try:
-                file = self._path.open("rb")
-            except FileNotFoundError:
-                return b""
-            with file:
-                self._catch_up(file)
-                return self._read(file, after, limit)
+            with self._follower:  # (closed, it knows how far it is)
+                self._catch_up()
+            return self._read(after, limit)
 
     def _forget(self) -> None:
-        #: (seq, offset) of records, both going up.
-        self._marks: list[tuple[int, int]] = []
+        #: seq of records, going up, and where each begins.
+        self._marks: list[tuple[int, Cursor]] = []
         self._stride = STRIDE
         self._since_mark = 0
-        #: whole lines are known up to here.
-        self._end = 0
 
-    def _catch_up(self, file: BinaryIO) -> None:
-        status = os.fstat(file.fileno())
-        identity = (status.st_dev, status.st_ino)
-        if identity != self._identity or status.st_size < self._end:
-            self._forget()
-            self._identity = identity
-        file.seek(self._end)
-        for line in file:
-            if not line.endswith(b"\n"):
-                return  # half written: the next look finds it whole
-            if self._since_mark == 0:
-                self._mark(line)
-            self._since_mark = (self._since_mark + 1) % self._stride
-            self._end += len(line)
+    def _catch_up(self) -> None:
+        for lines in self._follower.batches():
+            if self._follower.restarts != self._restarts:
+                self._restarts = self._follower.restarts
+                self._forget()
+            end = self._follower.cursor
+            offset = end.offset - sum(len(line) + 1 for line in lines)
+            for line in lines:
+                if self._since_mark == 0:
+                    self._mark(line, Cursor(end.device, end.inode, offset))
+                self._since_mark = (self._since_mark + 1) % self._stride
+                offset += len(line) + 1
 
-    def _mark(self, line: bytes) -> None:
+    def _mark(self, line: bytes, begin: Cursor) -> None:
         seq = seq_of(line)
         if seq is None or (self._marks and seq <= self._marks[-1][0]):
             return
-        self._marks.append((seq, self._end))
+        self._marks.append((seq, begin))
         if len(self._marks) > MAX_MARKS:
             self._marks = self._marks[::2]
             self._stride *= 2
 
-    def _read(self, file: BinaryIO, after: int, limit: int) -> bytes:
+    def _read(self, after: int, limit: int) -> bytes:
         number = bisect.bisect_right(self._marks, after + 1, key=lambda mark: mark[0])
-        offset = self._marks[number - 1][1] if number else 0
-        file.seek(offset)
+        begin = self._marks[number - 1][1] if number else None
         page, count = bytearray(), 0
-        for line in file:
-            offset += len(line)
-            if offset > self._end or count >= limit or len(page) > MAX_PAGE_BYTES:
-                break
-            seq = seq_of(line)
-            if seq is not None and seq > after:
-                page += line
-                count += 1
+        with Follower(self._path, begin, after=after) as follower:
+            for line in itertools.chain.from_iterable(follower.batches()):
+                if count >= limit or len(page) > MAX_PAGE_BYTES:
+                    break
+                seq = seq_of(line)
+                if seq is not None and seq > after:
+                    page += line + b"\n"
+                    count += 1
         return bytes(page)
 
 

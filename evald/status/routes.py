@@ -15,6 +15,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from evald.errors import EvaldError
+from evald.results.compressed import open_samples
 from evald.status.command import Command
 from evald.status.pages import RecordPages
 from evald.status.sample_files import samples_file
@@ -106,7 +107,7 @@ class Routes:
         except ValueError as error:
             return web.Response(status=404, text=f"{error}\n")
         try:
-            file = await asyncio.to_thread(path.open, "rb")
+            file = await asyncio.to_thread(open_samples, path)
         except FileNotFoundError:
             sentence = f"cannot answer samples: there are none of set {name} of {record_id}\n"
             return web.Response(status=404, text=sentence)

@@ -57,6 +57,11 @@ class StagingView(msgspec.Struct, kw_only=True):
     snapshots: int
     #: budget for ``used_bytes``; None: the free space of the file system.
     max_bytes: int | None = None
+    #: bytes that must stay free.
+    min_free_bytes: int = 0
+    #: names of snapshots and of their markers; "": an evald that does not say.
+    pattern: str = ""
+    marker: str = ""
 
 
 class RegradeView(msgspec.Struct, kw_only=True):
@@ -86,8 +91,10 @@ class StatusView(msgspec.Struct, kw_only=True):
     #: seconds since the epoch.
     time: float
     uptime_s: float
-    #: "starting", "serving", "draining".
+    #: "starting", "serving", "draining"; "paused": by an operator, or as ``not_written`` says.
     state: str
+    #: one sentence while evaluation pauses, as results cannot be written (the disk is full).
+    not_written: str = ""
     run: str
     results: str
     #: max_in_flight.

@@ -4,7 +4,7 @@
 """
 
 from evald.testing.fake_daemon import Ending, FakeDaemon
-from evald.testing.fake_engine import FakeEngine, Fault
+from evald.testing.fake_engine import FakeEngine
 from evald.testing.fake_launcher import (
     FakeLauncher,
     FakeProcess,
@@ -15,6 +15,7 @@ from evald.testing.fake_launcher import (
 from evald.testing.fake_ranks import FakeRanks
 from evald.testing.fake_router import FakeRouter
 from evald.testing.fake_trainer import FakeTrainer
+from evald.testing.faults import Fault
 from evald.testing.hostile_answers import hostile_answers
 from evald.testing.snapshots import (
     Tensor,

@@ -27,6 +27,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--max-running-requests", type=int, default=128)
     parser.add_argument("--delay-s", type=float, default=0.0)
     parser.add_argument("--response-chars", type=int, default=0)
+    parser.add_argument("--vary", type=int, default=0)
+    parser.add_argument("--fault-file", type=Path)
     known, _ = parser.parse_known_args()
     return known
 
@@ -41,6 +43,8 @@ def main() -> None:
         api_key=config.get("api-key"),
         delay_s=arguments.delay_s,
         response_chars=arguments.response_chars,
+        vary=arguments.vary,
+        fault_file=arguments.fault_file,
         max_running_requests=arguments.max_running_requests,
         on_death=lambda: os.kill(os.getpid(), signal.SIGKILL),
     )

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import xxhash
 
 from evald.point import Kind, Outcome, PointKey
 from evald.results.follow import read_records
 from evald.results.index import PointIndex
 from evald.results.records import Accepted, AnyRecord, Counts, PointRecord, RunEnd, SetRecord
+from evald.staging.digest import content_digest
 from evald.status.view import PointView, StagingView, StatusView
 
 
@@ -54,6 +54,7 @@ class FakeDaemon:
         self.root = root
         self.run = run
         self.cap = cap
+        self.pattern = pattern
         self.marker = marker
         self.ledger = results_dir / "results.jsonl"
         self.endings: dict[int, deque[Ending]] = {}
@@ -72,7 +73,7 @@ class FakeDaemon:
         self._thread: threading.Thread | None = None
         root.mkdir(parents=True, exist_ok=True)
         results_dir.mkdir(parents=True, exist_ok=True)
-        for record in read_records(self.ledger) if self.ledger.exists() else []:
+        for record in read_records(self.ledger):
             self._index.apply(record)
             self._seq = record.seq
         for state in self._index.open_points():
@@ -87,7 +88,7 @@ class FakeDaemon:
 
     def records(self) -> list[AnyRecord]:
         """All records of the ledger."""
-        return read_records(self.ledger) if self.ledger.exists() else []
+        return read_records(self.ledger)
 
     def points(self) -> list[PointRecord]:
         """All terminal records."""
@@ -138,31 +139,17 @@ class FakeDaemon:
         if ending.outcome is not Outcome.SKIPPED:
             self._append(
                 SetRecord(
-                    run=key.run,
-                    step=key.step,
-                    revision=key.revision,
+                    **_named(key),
                     record_id=f"{key.record_id}/set/a",
-                    kind=key.kind,
                     set="a",
                     counts=Counts(),
                     seconds=0.1,
                     metrics=ending.metrics,
                 )
             )
-        skipped = {f"eval/skipped_{ending.reason}": 1.0} if ending.reason else {}
-        record = PointRecord(
-            run=key.run,
-            step=key.step,
-            revision=key.revision,
-            record_id=key.record_id,
-            kind=key.kind,
-            outcome=ending.outcome,
-            reason=ending.reason,
-            metrics={"eval/step": float(key.step), **skipped, **ending.metrics},
-            directory=str(directory or ""),
-            digest=state.digest if state else None,
+        record = self._end_as(
+            key, ending, directory=str(directory or ""), digest=state.digest if state else None
         )
-        self._append(record)
         if directory is not None and directory.parent == self.root:
             shutil.rmtree(directory, ignore_errors=True)
         return record
@@ -200,18 +187,17 @@ class FakeDaemon:
             self._end_run(path)
 
     def _accept(self, step: int, kind: Kind, directory: Path, said: dict[str, Any]) -> None:
-        run, digest = said.get("run", self.run), _digest(directory, self.marker)
+        run = said.get("run", self.run)
+        # (a directory that is not there has a digest, too)
+        digest = content_digest(directory, self.marker) if directory.is_dir() else ""
         known = self._index.revisions(run, step, kind)
         if any(state.digest == digest and state.outcome != Outcome.SKIPPED for state in known):
             return  # under way, or answered already
         key = PointKey(run, step, max((one.key.revision for one in known), default=-1) + 1, kind)
         self._append(
             Accepted(
-                run=run,
-                step=step,
-                revision=key.revision,
+                **_named(key),
                 record_id=f"{key.record_id}/accepted",
-                kind=kind,
                 directory=str(directory),
                 size_bytes=0,
                 fingerprint=digest,
@@ -225,18 +211,8 @@ class FakeDaemon:
         said = json.loads(path.read_bytes())
         run = said.get("run", self.run)
         if not self._index.revisions(run, step):
-            key = PointKey(run, step)
-            self._append(
-                PointRecord(
-                    run=run,
-                    step=step,
-                    record_id=key.record_id,
-                    outcome=Outcome.SKIPPED,
-                    reason=said["reason"],
-                    detail=said["detail"],
-                    metrics={"eval/step": float(step), f"eval/skipped_{said['reason']}": 1.0},
-                )
-            )
+            ending = Ending(outcome=Outcome.SKIPPED, reason=said["reason"])
+            self._end_as(PointKey(run, step), ending, detail=said["detail"])
         path.unlink()
 
     def _take_request(self, path: Path) -> None:
@@ -263,6 +239,19 @@ class FakeDaemon:
         )
         path.unlink()
 
+    def _end_as(self, key: PointKey, ending: Ending, **fields: Any) -> PointRecord:
+        skipped = {f"eval/skipped_{ending.reason}": 1.0} if ending.reason else {}
+        record = PointRecord(
+            **_named(key),
+            record_id=key.record_id,
+            outcome=ending.outcome,
+            reason=ending.reason,
+            metrics={"eval/step": float(key.step), **skipped, **ending.metrics},
+            **fields,
+        )
+        self._append(record)
+        return record
+
     def _append(self, record: AnyRecord) -> None:
         self._seq += 1
         record.seq, record.time = self._seq, time.time()
@@ -273,10 +262,7 @@ class FakeDaemon:
     def _view(self) -> StatusView:
         points = [
             PointView(
-                run=key.run,
-                step=key.step,
-                revision=key.revision,
-                kind=key.kind,
+                **_named(key),
                 state="queued",
                 since_s=0.0,
             )
@@ -300,16 +286,13 @@ class FakeDaemon:
                 free_bytes=self.free_bytes,
                 snapshots=len(points),
                 max_bytes=self.max_bytes,
+                pattern=self.pattern,
+                marker=self.marker,
             ),
             last_seq=self._seq,
         )
 
 
-def _digest(directory: Path, marker: str) -> str:
-    """Hash names and contents; a directory that is not there has a digest, too."""
-    digest = xxhash.xxh3_128()
-    for path in sorted(directory.rglob("*")):
-        if path.is_file() and path.name != marker:
-            digest.update(path.relative_to(directory).as_posix().encode())
-            digest.update(path.read_bytes())
-    return digest.hexdigest()
+def _named(key: PointKey) -> dict[str, Any]:
+    """Return the fields that say what a record is about."""
+    return {"run": key.run, "step": key.step, "revision": key.revision, "kind": key.kind}

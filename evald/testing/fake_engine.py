@@ -8,53 +8,20 @@ a truncated shard kills it, a missing tensor keeps the old one, NaN gives null l
 from __future__ import annotations
 
 import asyncio
-import enum
 import hashlib
 import math
 import struct
-from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 
+from evald.testing.faults import GENERAL, STATUS, Fault, FaultScript, drop, in_pieces
 from evald.testing.snapshots import ANSWER_TENSOR, Tensor, read_safetensors
 
 NAN_ANSWER = "!"
-BAD_REQUEST, BUSY, UNAUTHORIZED, FAILED = 400, 503, 401, 500
-
-
-class Fault(enum.StrEnum):
-    """What a scripted request does instead of working."""
-
-    #: the process dies, the connection drops.
-    DIE = "die"
-    #: the connection drops.
-    DROP = "drop"
-    #: 400.
-    REJECT = "reject"
-    #: 503.
-    BUSY = "busy"
-    #: 500.
-    FAIL = "fail"
-    #: no answer until the client gives up.
-    HANG = "hang"
-    #: update: loads, but keeps the old label; generate: answers carry another label.
-    WRONG_LABEL = "wrong_label"
-    #: update: answers success, loads nothing, takes the label.
-    LABEL_ONLY = "label_only"
-    #: update: loads, and changes a value on the way (as a broken loader of quantized weights).
-    OTHER_WEIGHTS = "other_weights"
-    #: generate: HTTP 200 with a partial text and finish reason "abort".
-    ABORT = "abort"
-    #: generate: log-probabilities are null.
-    NAN = "nan"
-
-
-#: these may happen to any request.
-GENERAL = (Fault.DIE, Fault.DROP, Fault.REJECT, Fault.BUSY, Fault.FAIL, Fault.HANG)
-STATUS = {Fault.REJECT: BAD_REQUEST, Fault.BUSY: BUSY, Fault.FAIL: FAILED}
+BAD_REQUEST, UNAUTHORIZED = 400, 401
 
 
 class FakeEngine:
@@ -64,6 +31,8 @@ class FakeEngine:
     ``delay_s``: how long each generation runs, but for a canary (it asks for log-probabilities).
     ``health_s``: how long a probe takes (SGLang: 1 s).
     ``response_chars``: length of a response; words stand in front of the number.
+    ``vary``: the number depends on the prompt, too: see :func:`varied`.
+    ``fault_file``: JSON, path -> names of faults; whichever engine sees it first takes it.
     """
 
     def __init__(
@@ -75,6 +44,8 @@ class FakeEngine:
         delay_s: float = 0.0,
         health_s: float = 0.0,
         response_chars: int = 0,
+        vary: int = 0,
+        fault_file: Path | None = None,
         max_running_requests: int = 128,
         on_death: Callable[[], None] = lambda: None,
     ) -> None:
@@ -83,6 +54,7 @@ class FakeEngine:
         self.delay_s = delay_s
         self.health_s = health_s
         self.response_chars = response_chars
+        self.vary = vary
         #: paths in the order of the requests; generate requests count once each.
         self.requests: list[str] = []
         #: bodies of update_weights_from_disk.
@@ -97,7 +69,7 @@ class FakeEngine:
         self._api_key = api_key
         self._max_running_requests = max_running_requests
         self._on_death = on_death
-        self._faults: dict[str, deque[Fault]] = defaultdict(deque)
+        self._script = FaultScript(fault_file)
         self._running: dict[str, asyncio.Event] = {}
         self._idle = asyncio.Condition()
         #: not set: every connection is accepted and nothing is answered, as under SIGSTOP.
@@ -120,12 +92,20 @@ class FakeEngine:
 
     def script(self, path: str, *faults: Fault) -> None:
         """Make the next requests to ``path`` fail, one fault each (also: POST /fault)."""
-        self._faults[path].extend(faults)
+        self._script.add(path, *faults)
 
     @property
     def answer(self) -> str:
         """What every prompt is answered with."""
-        number = _answer(self._tensors)
+        return self._worded(_answer(self._tensors))
+
+    def _answer_to(self, prompt: list[int]) -> str:
+        if not self.vary:
+            return self.answer
+        hidden = int(_first_value(self._tensors[ANSWER_TENSOR]))
+        return self._worded(f"\\boxed{{{varied(hidden, prompt, self.vary)}}}")
+
+    def _worded(self, number: str) -> str:
         words = " ".join(map(str, range(self.response_chars // 5 + 1)))
         return words[: max(self.response_chars - len(number), 0)] + number
 
@@ -147,28 +127,21 @@ class FakeEngine:
             return web.json_response({"error": "Unauthorized"}, status=UNAUTHORIZED)
         self.requests.append(request.path)
         await self.thawed.wait()
-        fault = self._take(request.path, *GENERAL)
+        self._script.read_file()
+        fault = self._script.take(request.path, *GENERAL)
         if fault in (Fault.DIE, Fault.DROP):
             if fault is Fault.DIE:
                 self.die()
-            return self._drop(request)
+            return drop(request)
         if fault is Fault.HANG:
             await asyncio.Event().wait()  # until the client or the server goes away
         status = STATUS.get(fault) if fault else None
         if status is not None:
             return _error(f"scripted: {fault}", status)
-        return await handler(request)
-
-    def _take(self, path: str, *which: Fault) -> Fault | None:
-        """Take the next scripted fault if it is one of ``which``."""
-        faults = self._faults[path]
-        return faults.popleft() if faults and faults[0] in which else None
-
-    @staticmethod
-    def _drop(request: web.Request) -> web.Response:
-        if request.transport is not None:
-            request.transport.abort()
-        return web.Response()
+        answer = await handler(request)
+        if fault in (Fault.TRICKLE, Fault.CUT) and isinstance(answer, web.Response):
+            return await in_pieces(request, answer, cut=fault is Fault.CUT)
+        return answer
 
     async def _fault(self, request: web.Request) -> web.Response:
         body = await request.json()
@@ -208,14 +181,16 @@ class FakeEngine:
         if not _shards(directory):
             message = f"Cannot find any model weights with `{directory}`"
             return web.json_response({"success": False, "message": message}, status=BAD_REQUEST)
-        fault = self._take(request.path, Fault.LABEL_ONLY, Fault.WRONG_LABEL, Fault.OTHER_WEIGHTS)
+        fault = self._script.take(
+            request.path, Fault.LABEL_ONLY, Fault.WRONG_LABEL, Fault.OTHER_WEIGHTS
+        )
         if fault is not Fault.LABEL_ONLY:
             try:
                 # as SGLang does: what is absent keeps its old value
                 self._tensors = self._tensors | _load(directory)
             except (ValueError, struct.error):
                 self.die()
-                return self._drop(request)
+                return drop(request)
             if fault is Fault.OTHER_WEIGHTS:
                 old = self._tensors[ANSWER_TENSOR]
                 self._tensors[ANSWER_TENSOR] = old._replace(data=bytes(len(old.data)))
@@ -248,7 +223,11 @@ class FakeEngine:
         sampling, logprobs = body["sampling_params"], body.get("return_logprob", False)
         if not len(prompts) == len(rids) == len(sampling) or not all(prompts):
             return _error("input_ids, sampling_params and rid must be of one length", BAD_REQUEST)
-        fault = self._take(request.path, Fault.WRONG_LABEL, Fault.ABORT, Fault.NAN)
+        fault = self._script.take(
+            request.path,
+            *(Fault.WRONG_LABEL, Fault.WRONG_RID, Fault.ABORT),
+            *((Fault.NAN,) if logprobs else ()),
+        )
         starts = body.get("logprob_start_len") or [None] * len(prompts)
         one = [
             self._one(prompt, parameters, rid, logprobs=logprobs, start=start, fault=fault)
@@ -282,7 +261,7 @@ class FakeEngine:
                 self._idle.notify_all()
         limit = sampling.get("max_new_tokens", 128)
         nan = fault is Fault.NAN or _has_nan(self._tensors)
-        text = NAN_ANSWER * limit if nan else self.answer
+        text = NAN_ANSWER * limit if nan else self._answer_to(prompt)
         if sampling.get("ignore_eos"):
             text = (text * limit)[:limit]
         reason: dict[str, Any] = {"type": "stop", "matched": 257}
@@ -293,7 +272,7 @@ class FakeEngine:
         version = "somebody-else" if fault is Fault.WRONG_LABEL else self.weight_version
         ids = list(text.encode())
         meta_info: dict[str, Any] = {
-            "id": rid,
+            "id": "evald-0123456789abcdef-1/1/0/" if fault is Fault.WRONG_RID else rid,
             "finish_reason": reason,
             "prompt_tokens": len(prompt),
             "completion_tokens": len(ids),
@@ -310,6 +289,11 @@ class FakeEngine:
                 [value, token, None] for value, token in zip(values, prompt[start:], strict=True)
             ]
         return {"text": text, "output_ids": ids, "meta_info": meta_info}
+
+
+def varied(answer: int, prompt: list[int], vary: int) -> int:
+    """Give the number, below ``vary``, that weights with ``answer`` in them give to a prompt."""
+    return (answer + sum(prompt)) % vary
 
 
 def prompt_logprob(token: int) -> float:

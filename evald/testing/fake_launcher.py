@@ -18,15 +18,25 @@ from evald.errors import EvaldError
 from evald.testing.fake_engine import FakeEngine
 
 
-def write_fake_python(path: Path, *, delay_s: float = 0.0, response_chars: int = 0) -> Path:
+def write_fake_python(
+    path: Path,
+    *,
+    delay_s: float = 0.0,
+    response_chars: int = 0,
+    vary: int = 0,
+    fault_file: Path | None = None,
+) -> Path:
     """Write an executable for ``[fleet] python``: it starts a FakeEngine instead of SGLang.
 
-    ``delay_s``: how long each of its answers takes; ``response_chars``: how long each one is.
+    ``delay_s``: how long each of its answers takes; ``response_chars``: how long each one is;
+    ``vary`` and ``fault_file``: as FakeEngine has them.
     """
     command = (
         f'"{sys.executable}" -m evald.testing "$@" '
-        f"--delay-s {delay_s} --response-chars {response_chars}"
+        f"--delay-s {delay_s} --response-chars {response_chars} --vary {vary}"
     )
+    if fault_file is not None:
+        command += f' --fault-file "{fault_file}"'
     path.write_text(f"#!/bin/sh\nexec {command}\n")
     path.chmod(0o755)
     return path

@@ -19,6 +19,7 @@ from evald.postures.blackbox import BlackBoxPosture
 from evald.postures.blackbox_samples import BoxSample
 from evald.postures.contract import PointResult, SetResult
 from evald.results.modes import Modes
+from evald.results.pause import Pause
 
 #: a user's module; the snapshot's file "do" says what becomes of the point.
 MODULE = """
@@ -108,6 +109,7 @@ class Rig:
         self.notes_file = tmp_path / "notes"
         self.notes_file.touch()
         self.results_dir = tmp_path / "results"
+        self.pause = Pause()
         config: dict[str, Any] = {"cwd": str(tmp_path), "stop_grace_s": 5.0, **settings}
         if config["stop_grace_s"] >= 5:  # enough for a child to save its coverage, too
             config.setdefault("pass_env", ["COVERAGE_PROCESS_CONFIG"])
@@ -120,6 +122,7 @@ class Rig:
             results_dir=self.results_dir,
             modes=Modes(),
             environ=os.environ,
+            pause=self.pause,
         )
         self.sets: list[SetResult] = []
         self.task: asyncio.Task[None] | None = None

@@ -127,7 +127,7 @@ class Node:
             digest=one.digest,
         )
         if one.owned:
-            await self.retention.retire(one.directory, one.fingerprint)
+            await self.retention.retire(one.directory, one.fingerprint, key=point.key)
 
     async def next(self) -> Offer:
         async with asyncio.timeout(20):

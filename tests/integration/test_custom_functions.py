@@ -20,12 +20,12 @@ from evald.errors import GenerationFailed, Unhealthy
 from evald.evals.chat_template import ChatTemplate
 from evald.evals.custom import process as process_module
 from evald.evals.custom.calls import Outcome
-from evald.evals.custom.functions import Functions, Work
+from evald.evals.custom.functions import Functions, Tokens, Work
 from evald.evals.custom.messages import Ask
 from evald.evals.custom.settings import function_version
 from evald.evals.prompts import ModelLimits, TokenizerFiles
-from evald.evals.ready_sets import unready_functions
 from evald.evals.rows import Question
+from evald.evals.user_code import unready_functions
 from evald.postures.contract import Generation
 
 HERE = Path(function_cases.__file__).parent
@@ -41,7 +41,10 @@ def tokenizer() -> bytes:
 
 
 TEMPLATE = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"
-FILES = TokenizerFiles(tokenizer(), ChatTemplate(TEMPLATE, {}))
+TOKENS = Tokens(
+    files=TokenizerFiles(tokenizer(), ChatTemplate(TEMPLATE, {})),
+    limits=ModelLimits(vocab_size=94, context_len=2000),
+)
 
 
 class Engines:
@@ -74,7 +77,7 @@ class Stage:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.engines = Engines()
-        self.functions = Functions(directory, environ=dict(os.environ), versions={})
+        self.functions = Functions(directory, environ={}, tokens={}, versions={})
         self.eval_set = EvalSet(name="toy")
 
     def use(self, name: str, cwd: Path = HERE, **config: Any) -> None:
@@ -87,7 +90,9 @@ class Stage:
             max_response_len=16,
         )
         versions = {"toy": function_version(self.eval_set)}
-        self.functions = Functions(self.directory, environ=dict(os.environ), versions=versions)
+        self.functions = Functions(
+            self.directory, environ=dict(os.environ), tokens={"toy": TOKENS}, versions=versions
+        )
 
     async def call(
         self, metadata: Any = None, *, timeout_s: float = 60.0, question: str = "q"
@@ -96,8 +101,6 @@ class Stage:
             eval_set=self.eval_set,
             question=Question(id=question, prompt="1+1?", label="2", metadata=metadata),
             sample=3,
-            files=FILES,
-            limits=ModelLimits(vocab_size=94, context_len=2000),
         )
         return await self.functions.call(work, self.engines, timeout_s=timeout_s)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import json
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,13 @@ class TinyExporter:
         self.root = root
 
     def export(
-        self, weights: Any, step: int, *, final: bool = False
+        self, weights: Any, step: int, *, final: bool = False, run: str | None = None
     ) -> concurrent.futures.Future[Path]:
         def build(directory: Path) -> None:
             write_snapshot(directory, seed=weights, answer=7, marker=None)
 
         future: concurrent.futures.Future[Path] = concurrent.futures.Future()
-        future.set_result(publish(build, self.root, step, final=final))
+        future.set_result(publish(build, self.root, step, run=run, final=final))
         return future
 
     def close(self, timeout_s: float = 1.0) -> None:
@@ -89,6 +90,17 @@ def test_a_run_with_restarts_of_both_sides_has_each_point_once(tmp_path: Path) -
         assert 9 in polled
         assert len(polled) == len(set(polled))
 
+        # the whole job once more, with the same bytes: the answers are there at once
+        with dispatcher(r, interval=1, max_in_flight=1, overflow="skip") as third:
+            assert third.baseline().action == "known"
+            for step in (5, 6):
+                assert third.maybe_dispatch(step, step).action == "published"
+                manifest = json.loads((r.root / f"step_{step}" / ".complete").read_bytes())
+                assert manifest["run"] == r.status()["run"]
+            again = third.poll()
+            assert [(x["type"], x["step"]) for x in again] == [("point", 5), ("point", 6)]
+            assert third.drain(0)
+
 
 def test_another_host_over_a_spool_and_the_http_api(tmp_path: Path) -> None:
     with rig(
@@ -113,7 +125,7 @@ def test_another_host_over_a_spool_and_the_http_api(tmp_path: Path) -> None:
             busy = job.maybe_dispatch(2, 2)
             assert (busy.reason, busy.detail) == (
                 "busy",
-                "1 points are in flight, and the cap is 1",
+                "1 point is in flight, and the cap is 1",
             )
             # the record of a skip is there long before that of the point
             assert r.point(2).reason == "busy"
@@ -125,7 +137,7 @@ def test_another_host_over_a_spool_and_the_http_api(tmp_path: Path) -> None:
             assert "staging.max_bytes = 3000000" in big.detail
             assert job.drain(60)
             polled = [(x["step"], x["reason"]) for x in job.poll() if x["type"] == "point"]
-            assert job.finish(3).reason == "ckpt_missing"
+            assert job.finish(3).reason == "no_space"  # as it was told
         assert polled == [(2, "busy"), (1, ""), (3, "no_space")]
         assert polled == [(p.step, p.reason) for p in r.points()]
         until(lambda: any(isinstance(x, RunEnd) for x in r.records()), "the run's end")

@@ -117,7 +117,9 @@ async def test_an_answer_that_comes_after_the_point_has_ended_never_counts(base:
         assert rig.fake().aborted == []  # it was a late answer, not a lost one
 
 
-@pytest.mark.parametrize("fault", [Fault.ABORT, Fault.BUSY, Fault.DROP, Fault.FAIL])
+@pytest.mark.parametrize(
+    "fault", [Fault.ABORT, Fault.BUSY, Fault.DROP, Fault.FAIL, Fault.WRONG_RID]
+)
 async def test_void_answers_are_asked_again(base: Path, fault: Fault) -> None:
     async with fleet(base) as rig:
         pin = await rig.posture.pin(rig.target(1))

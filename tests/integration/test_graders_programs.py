@@ -15,9 +15,9 @@ import pytest
 
 from evald.config_load import load_config
 from evald.errors import ConfigError
-from evald.evals.grader_check import unready_graders
 from evald.evals.graders import Grade, GraderFailed, Rules, Sample, grader_version
 from evald.evals.grading import Grading
+from evald.evals.user_code import unready_graders
 from evald.evals.worker_pool import WorkerPool
 from evald.preflight import preflight
 

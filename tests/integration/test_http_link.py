@@ -251,14 +251,87 @@ def test_whatever_answers_training_goes_on_in_time(serve: Callable[[socket.socke
 @pytest.mark.parametrize(
     "seq", [b'"7"', b"null", b"true", b"-1", b"1.5", b"[]", b"9999999999999999999"]
 )
-def test_a_record_without_a_seq_makes_an_unreadable_page(
+def test_a_line_that_is_no_record_is_passed_by(
     seq: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with answering(page(b'{"seq": 1}\n{"seq": ' + seq + b"}\n")) as url:
+    lines = b'{"seq": 1}\n{"seq": ' + seq + b'}\n\xff{\n{"seq": 3}\n'
+    with answering(page(lines)) as url:
         link = HttpLink(url, TOKEN)
-        assert link.records(0) == []
+        assert link.records(0) == [{"seq": 1}, {"seq": 3}]
         link.close()
-    assert "cannot understand what answers" in capsys.readouterr().out
+    assert capsys.readouterr().out.count("cannot understand what answers") == 1
+
+
+def ledger(*lines: bytes) -> Callable[[socket.socket], None]:
+    """Serve what follows the seq that is asked for; line n has seq n. One line for each answer."""
+
+    def serve(connection: socket.socket) -> None:
+        asked = int(connection.recv(65536).partition(b"after=")[2].split()[0])
+        newest = b"Evald-Last-Seq: %d\r\n" % len(lines)
+        line = b"".join(lines[asked : asked + 1])
+        length = b"content-length: %d\r\n\r\n" % len(line)
+        connection.sendall(b"HTTP/1.1 200 OK\r\nconnection: close\r\n" + newest + length + line)
+
+    return serve
+
+
+def record(seq: int, name: str) -> bytes:
+    return b'{"seq": %d, "record_id": "%s"}\n' % (seq, name.encode())
+
+
+def test_a_page_that_is_unreadable_hides_none_behind_it() -> None:
+    with answering(ledger(record(1, "a"), b"rubbish\n", record(3, "c"))) as url:
+        link = HttpLink(url, TOKEN)
+        assert [one["seq"] for one in link.records(0)] == [1, 3]
+        assert link.records(3) == []
+        assert link.restarts == 0
+        link.close()
+
+
+def test_a_ledger_that_took_the_place_of_the_one_read_hides_nothing() -> None:
+    lines = [record(1, "a"), record(2, "b")]
+    serving = [ledger(*lines)]
+
+    def serve(connection: socket.socket) -> None:
+        serving[0](connection)
+
+    with answering(serve) as url:
+        link = HttpLink(url, TOKEN)
+        assert [one["seq"] for one in link.records(0)] == [1, 2]
+        serving[0] = ledger(*lines, record(3, "c"))
+        assert [one["seq"] for one in link.records(2)] == [3]
+        assert link.restarts == 0
+        # it has as many records already
+        serving[0] = ledger(*(record(seq, "new") for seq in (1, 2, 3, 4)))
+        assert link.records(3) == []
+        assert link.restarts == 1
+        assert [one["seq"] for one in link.records(0)] == [1, 2, 3, 4]
+        link.close()
+
+
+def test_a_record_that_takes_longer_than_the_timeout_comes_with_a_later_call() -> None:
+    body = b'{"seq": 1, "text": "' + b"x" * 60 + b'"}\n'
+    start = b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
+
+    def slowly(connection: socket.socket) -> None:
+        try:
+            connection.recv(65536)
+            connection.sendall(start)
+            for place in range(0, len(body), 4):
+                connection.sendall(body[place : place + 4])
+                time.sleep(0.02)
+        except OSError:
+            return
+
+    with answering(slowly) as url:
+        link = HttpLink(url, TOKEN, timeout_s=0.2)
+        calls = 0
+        while not (found := link.records(0)):
+            calls += 1
+            assert calls < 5
+        assert found[0]["seq"] == 1
+        assert calls
+        link.close()
 
 
 def test_whole_records_of_an_answer_that_was_cut_off_count() -> None:

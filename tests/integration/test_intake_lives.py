@@ -1,6 +1,7 @@
 """Staging over time: retention, restarts and the trainer's words, with real inotify."""
 
 import asyncio
+import errno
 import json
 import os
 import shutil
@@ -18,6 +19,7 @@ from evald.config import Staging
 from evald.point import EvalPoint, Kind, Outcome, PointKey, SkipReason
 from evald.staging import intake as intake_module
 from evald.staging.candidate import Reader
+from evald.staging.files import open_file
 from evald.staging.intake import check_snapshot
 from evald.staging.offers import InvalidPoint, LostPoint, RunEnded, TrainerSkip
 from evald.staging.scan import Found, FoundSnapshot, Layout, scan
@@ -38,6 +40,29 @@ def root(tmp_path: Path) -> Path:
 @pytest.fixture
 def node(root: Path, base: BaseModel) -> Node:
     return Node(root, base)
+
+
+# --- words -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["step_4.skip", "run.end"])
+async def test_a_word_that_cannot_be_read_for_a_while_is_not_lost(
+    node: Node, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Found by chaos: an I/O error at two scans in a row cost the step its record."""
+    refusals = iter(range(5))
+
+    def failing(path: Path) -> Any:
+        if path.name == name and next(refusals, None) is not None:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return open_file(path)
+
+    monkeypatch.setattr("evald.staging.words.open_file", failing)
+    async with node.life(scan_interval_s=0.05):
+        said = '{"last_step": 4}' if name == "run.end" else '{"reason": "export_failed"}'
+        (node.root / name).write_text(said)
+        assert isinstance(await node.next(), TrainerSkip | RunEnded)
+        assert next(refusals, None) is None
 
 
 # --- retention ---------------------------------------------------------------------------------
@@ -61,6 +86,28 @@ async def test_the_ring_goes_on_after_a_restart(node: Node) -> None:
         await node.end(await node.next_point())
         await until(lambda: node.names == {"step_0", "step_1", "step_3"})
     assert node.alerts == []
+
+
+async def test_what_another_ledger_has_ended_is_no_point_of_this_one(
+    node: Node, base: BaseModel
+) -> None:
+    async with node.life(keep=2):
+        for step in (1, 2, 3):
+            snapshot(node.root / f"step_{step}", seed=step)
+            point = await node.next_point()
+            if step < 3:
+                await node.end(point)
+    again = Node(node.root, base)  # another results directory
+    snapshot(node.root / "step_1", seed=7)  # rewritten: of the new run
+    with capture_logs() as logs:
+        async with again.life(keep=2):
+            found = {(await again.next_point()).key.step for _ in range(2)}
+            assert found == {1, 3}
+            await until(lambda: again.retention.kept == [node.root / "step_2"])
+            snapshot(node.root / "step_2", seed=8)
+            assert (await again.next_point()).key.step == 2
+    told = [line for line in logs if line["event"] == "snapshot_answered_before"]
+    assert [line["point"] for line in told] == ["run:step:2.r0"]
 
 
 async def test_a_snapshot_that_cannot_be_deleted_is_told_once(
@@ -300,12 +347,12 @@ async def test_an_older_request_comes_before_a_snapshot(node: Node) -> None:
 async def test_a_request_that_cannot_be_removed_is_told(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(self: Path, **_: object) -> None:
-        raise PermissionError(13, "Permission denied", str(self))
+    def refuse(_: Path, path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
 
     with capture_logs() as logs:
         async with node.life(scan_interval_s=0.1):
-            monkeypatch.setattr(Path, "unlink", refuse)
+            monkeypatch.setattr("evald.staging.retention.folder_of", refuse)
             request(node, kind="baseline")
             await node.next_point()
             await until(lambda: any(entry["event"] == "staging_file_kept" for entry in logs))

@@ -21,6 +21,12 @@ def peak_bytes(r: Rig) -> int:
     return int(line.split()[1]) * 1024
 
 
+def libraries(r: Rig) -> str:
+    """What the daemon's own process has loaded; a tokenizer is larger than all that it needs."""
+    assert r.daemon is not None
+    return Path(f"/proc/{r.daemon.pid}/maps").read_text()
+
+
 def test_long_responses_stream_to_disk_and_a_resume_does_not_hold_them(tmp_path: Path) -> None:
     model = write_base_model(tmp_path / "base")
     config = json.loads((model / "config.json").read_text())
@@ -49,5 +55,6 @@ def test_long_responses_stream_to_disk_and_a_resume_does_not_hold_them(tmp_path:
         point = r.point(1)
         assert (point.outcome, point.counts.n_scored) == ("ok", 2 * QUESTIONS)
         assert point.counts.n_resumed > QUESTIONS
+        assert "tokenizers" not in libraries(r)
         # what evaluating needs at all is less than all responses, and they are not in it
         assert peak_bytes(r) - idle < 2 * QUESTIONS * RESPONSE_CHARS

@@ -1,4 +1,8 @@
-"""Likelihoods on real SGLang (CPU, float32): equal to those of transformers on the same weights."""
+"""Every kind on real SGLang (CPU, float32): likelihoods are those of transformers on the weights.
+
+A second snapshot of the same weights gives the same numbers, or, where answers are drawn, numbers
+within their error bars.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +43,39 @@ name = "words"
 path = "words.jsonl"
 grader = "boxed_exact"
 max_response_len = 16
+[[eval]]
+name = "sums"
+kind = "procedural"
+task = "chain_sum"
+task_size = 4
+max_response_len = 8
+[[eval]]
+name = "greedy"
+kind = "custom"
+path = "words.jsonl"
+function = "my_game:play"
+max_response_len = 8
+[[eval]]
+name = "drawn"
+kind = "custom"
+path = "words.jsonl"
+function = "my_game:play"
+max_response_len = 8
+temperature = 1.0
+n_samples_per_eval_prompt = 4
 """
+FUNCTION = '''
+from evald.custom import Result
+
+
+async def play(client, question):
+    """Ask, and ask again with the answer; an untrained model's answers are letters and others."""
+    first = await client.generate([{"role": "user", "content": question.prompt}])
+    again = await client.generate(first.prompt_ids + first.output_ids + first.prompt_ids[-4:])
+    text = first.text + again.text
+    share = sum(c.isalpha() for c in text) / max(len(text), 1)
+    return Result(again.text, score=share, values={"turns": 2.0})
+'''
 TEXTS = [
     "a short one",
     "The quick brown fox jumps over the lazy dog. " * 30,
@@ -63,6 +99,12 @@ def samples(r: Rig, step: int, name: str) -> list[dict[str, Any]]:
     return sorted(found, key=lambda sample: int(sample["question"]))
 
 
+def responses(r: Rig, step: int, name: str) -> list[str]:
+    found = samples(r, step, name)
+    assert all(f":{step}:" in sample["weight_version"] for sample in found)
+    return [s["response"] for s in sorted(found, key=lambda s: (int(s["question"]), s["sample"]))]
+
+
 def reference(model: Path, jobs: list[dict[str, Any]]) -> list[list[float]]:
     script = Path(__file__).with_name("likelihood_reference.py")
     done = subprocess.run(
@@ -78,7 +120,9 @@ def reference(model: Path, jobs: list[dict[str, Any]]) -> list[list[float]]:
 
 
 @pytest.mark.timeout(400)
-def test_oracle_transformers_gives_the_same_likelihoods(tmp_path: Path, tiny_model: Path) -> None:
+def test_oracle_transformers_gives_the_same_likelihoods_and_every_kind_repeats(
+    tmp_path: Path, tiny_model: Path
+) -> None:
     rows: dict[str, list[dict[str, Any]]] = {
         "text": [{"prompt": text} for text in TEXTS],
         "answer": [{"prompt": "say: ", "label": "good day"}],
@@ -88,6 +132,7 @@ def test_oracle_transformers_gives_the_same_likelihoods(tmp_path: Path, tiny_mod
     for name, lines in rows.items():
         text = "".join(json.dumps(line) + "\n" for line in lines)
         (tmp_path / f"{name}.jsonl").write_text(text)
+    (tmp_path / "my_game.py").write_text(FUNCTION)
     with rig(tmp_path, model=tiny_model, posture=POSTURE, sets=False) as r:
         r.start()
         drop(r, 1)
@@ -116,7 +161,7 @@ def test_oracle_transformers_gives_the_same_likelihoods(tmp_path: Path, tiny_mod
         drop(r, 2)
         second = r.point(2, timeout_s=60)
         assert str(second.outcome) == "ok", second.detail
-        for name in ("text", "answer", "choice", "words"):
+        for name in ("text", "answer", "choice", "words", "sums", "greedy"):
             key = f"eval/{name}"
             assert second.metrics[key] == pytest.approx(first.metrics[key], abs=1e-4)
             if f"{key}/stderr" in first.metrics:
@@ -124,3 +169,15 @@ def test_oracle_transformers_gives_the_same_likelihoods(tmp_path: Path, tiny_mod
             assert f"{key}/delta_prev" not in first.metrics
         total = sum(count for _, count in expected[: len(TEXTS)])
         assert first.metrics["eval/text/tokens"] == total
+        assert responses(r, 1, "greedy") == responses(r, 2, "greedy")
+        # answers that are drawn are others, with about the same score
+        assert responses(r, 1, "drawn") != responses(r, 2, "drawn")
+        assert 0 < first.metrics["eval/drawn"] < 1
+        delta = second.metrics["eval/drawn/delta_prev"]
+        assert 0 < abs(delta) < 4 * second.metrics["eval/drawn/delta_prev_stderr"]
+        for name, count in (("greedy", 20), ("drawn", 80)):
+            assert first.metrics[f"eval/{name}/turns"] == 2
+            # the tokens of both answers
+            lengths = [sample["n_tokens"] for sample in samples(r, 1, name)]
+            assert len(lengths) == count
+            assert max(lengths) == 16

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import stat
@@ -11,23 +10,20 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from far_host import FarHost, NearHost, far_host
+from push_cases import carrier, contents, export, hidden, meddling, nothing, visible
 from rig import until
 
 from evald.engines.guard import descendants, read_stat
-from evald.testing import write_snapshot
 from evald.trainer.contract import NoSpace, PushError
-from evald.trainer.publish import publish, skip
-from evald.trainer.push import PushCarrier, carrier_for
+from evald.trainer.publish import skip
+from evald.trainer.push import carrier_for
 from evald.trainer.push import plan as push_plan
-from evald.trainer.push.far import StillHeld, Where
-from evald.trainer.push.plan import Parcel, SourceFile
-from evald.trainer.push.rsync import RsyncFar
+from evald.trainer.push.plan import Parcel
 
 
 @pytest.fixture(scope="module")
@@ -53,68 +49,6 @@ def root(tmp_path: Path) -> Path:
     path = tmp_path / "a root's"  # everything on its way is quoted
     path.mkdir()
     return path
-
-
-def carrier(far: FarHost, spool: Path, root: Path, **settings: Any) -> PushCarrier:
-    return carrier_for(far.destination(root), root=spool, ssh=far.ssh, **settings)
-
-
-def export(
-    spool: Path, step: int = 3, *, seed: int = 1, big_bytes: int = 0, marker: str = ".complete"
-) -> Path:
-    """Publish a small model, with modes and folders as trainers write them."""
-
-    def build(directory: Path) -> None:
-        write_snapshot(directory, seed=seed, shards=3, marker=None)
-        (directory / "adapter").mkdir()
-        (directory / "adapter" / "weights ü.bin").write_bytes(os.urandom(70_000))
-        (directory / "linked").symlink_to("config.json")
-        if big_bytes:
-            (directory / "big.bin").write_bytes(os.urandom(big_bytes))
-
-    return publish(build, spool, step, marker=marker)
-
-
-def contents(directory: Path) -> dict[str, bytes]:
-    return {
-        path.relative_to(directory).as_posix(): path.read_bytes()
-        for path in directory.rglob("*")
-        if path.is_file()
-    }
-
-
-def visible(root: Path) -> list[str]:
-    return sorted(path.name for path in root.iterdir() if path.name[0] != ".")
-
-
-def hidden(root: Path) -> list[Path]:
-    return sorted(root.glob(".*"))
-
-
-def nothing(_parcel: Parcel) -> None:
-    """Happens by default."""
-
-
-class Meddling(RsyncFar):
-    """A far end to which something happens before files are sent or checked."""
-
-    before_send: Callable[[Parcel], None] = staticmethod(nothing)
-    before_check: Callable[[Parcel], None] = staticmethod(nothing)
-
-    def send(
-        self, parcel: Parcel, files: Sequence[SourceFile], deadline: float, *, again: bool
-    ) -> None:
-        self.before_send(parcel)
-        super().send(parcel, files, deadline, again=again)
-
-    def differences(self, parcel: Parcel, where: Where, deadline: float) -> set[str]:
-        self.before_check(parcel)
-        return super().differences(parcel, where, deadline)
-
-
-def meddling(far: FarHost, spool: Path, root: Path) -> tuple[Meddling, PushCarrier]:
-    end = Meddling(far.host, str(root), streams=2, ssh=far.ssh)
-    return end, PushCarrier(end, root=spool)
 
 
 def test_a_snapshot_arrives_whole_readable_and_its_marker_last(
@@ -176,7 +110,7 @@ def test_a_push_that_was_killed_goes_on_where_it_stopped(
 ) -> None:
     step = export(spool, big_bytes=24 << 20)
     command = [sys.executable, "-m", "evald", "push", str(step), far.destination(root)]
-    command += ["--ssh", " ".join(far.ssh)]
+    command += ["--all", "--ssh", " ".join(far.ssh)]
     pushing = subprocess.Popen([*command, "--max-mb-s", "6"])
 
     def partial() -> Path | None:
@@ -259,73 +193,6 @@ def test_bytes_that_change_twice_are_never_marked(near: NearHost, spool: Path, r
     end.before_check = nothing
     pusher.carry(step)
     assert contents(root / "step_3") == contents(step)
-
-
-def test_another_export_of_the_step_does_not_go_on_from_the_first(
-    near: NearHost, spool: Path, root: Path
-) -> None:
-    end, pusher = meddling(near, spool, root)
-
-    def cut(_parcel: Parcel) -> None:
-        raise PushError("cut off")
-
-    first = export(spool, seed=1)
-    end.before_check = cut
-    with pytest.raises(PushError, match="cut off"):
-        pusher.carry(first)
-    (left,) = hidden(root)
-    second = export(spool, seed=2)
-    end.before_check = nothing
-    pusher.carry(second)
-    assert contents(root / "step_3") == contents(second)
-    assert not left.exists()
-    assert hidden(root) == []
-
-
-def test_a_cut_between_name_and_marker_is_mended(near: NearHost, spool: Path, root: Path) -> None:
-    step = export(spool)
-    carrier(near, spool, root).carry(step)
-    (root / "step_3" / ".complete").unlink()
-    inode = (root / "step_3").stat().st_ino
-    carrier(near, spool, root).carry(step)
-    assert contents(root / "step_3") == contents(step)
-    assert (root / "step_3").stat().st_ino == inode
-
-
-def board(root: Path, beat: int, *steps: int) -> None:
-    """Write the status of a daemon that has these steps running."""
-    running = [
-        {"run": "r", "step": n, "revision": 0, "kind": "step", "state": "x", "since_s": 1}
-        for n in steps
-    ]
-    status = {"version": "1", "pid": 1, "beat": beat, "time": 1, "uptime_s": 1, "state": "serving"}
-    status |= {"run": "r", "results": "/r", "cap": 2, "running": running}
-    (root / ".evald").mkdir(exist_ok=True)
-    fresh = root / ".evald" / "new"
-    fresh.write_text(json.dumps(status))
-    fresh.replace(root / ".evald" / "status.json")
-
-
-def test_other_bytes_of_a_step_wait_for_its_point(near: NearHost, spool: Path, root: Path) -> None:
-    old = export(spool, seed=1)
-    end, _ = meddling(near, spool, root)
-    pusher = PushCarrier(end, root=spool, busy_timeout_s=2.0)
-    pusher.carry(old)
-    marked = (root / "step_3" / ".complete").stat()
-    pusher.carry(old)  # equal bytes: nothing happens to them
-    assert (root / "step_3" / ".complete").stat() == marked
-    new = export(spool, seed=2)
-    board(root, 1, 2, 3)
-    with pytest.raises(StillHeld, match=r"push step 3 again: evald has not ended its point") as e:
-        pusher.carry(new)
-    assert e.value.reason == "busy"
-    assert (root / "step_3" / ".complete").stat() == marked
-    board(root, 2, 2)
-    names: list[list[str]] = []
-    end.before_send = lambda _parcel: names.append(visible(root))
-    pusher.carry(new)
-    assert names == [[]]  # marker, then directory went before the first byte
-    assert contents(root / "step_3") == contents(new)
 
 
 def test_whatever_is_wrong_at_the_far_end_is_one_sentence(

@@ -16,6 +16,8 @@ from status_stage import TOKEN, stage
 
 from evald.commands import ctl, status, tail, wait
 from evald.errors import EvaldError
+from evald.results.compressed import compress
+from evald.results.modes import Modes
 from evald.status import routes
 from evald.status.client import NotRunning, Remote, fetch_records, fetch_status, operate
 from evald.status.remote_ledger import RemoteLedger
@@ -204,6 +206,9 @@ async def test_samples_are_streamed_whole_lines_only(tmp_path: Path) -> None:
         assert body.encode() == whole
         s.write_samples(b"", name="empty")
         assert await s.get("/samples?record_id=a/step/1/r0&set=empty") == (200, "")
+        s.write_samples(whole)  # as it is once the point has ended
+        assert compress(s.work / "samples/a/step_1.r0/math.jsonl", Modes(), lambda: False)
+        assert await s.get("/samples?record_id=a/step/1/r0&set=math") == (200, whole.decode())
 
 
 async def test_unknown_samples_are_404_with_a_sentence(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -70,6 +71,18 @@ def test_check_speaks_to_a_person_alone(tmp_path: Path) -> None:
     assert "eval set q: 1 questions" in done.stdout.splitlines()
     assert done.stdout.splitlines()[-1] == "config is good"
     assert not any(line.startswith("{") for line in done.stdout.splitlines())
+    for words in (["c.toml"], ["none.toml"]):  # such as ``2>&1 | head``
+        assert _unread(["check", *words], tmp_path) == 141
+
+
+def _unread(words: list[str], where: Path) -> int:
+    """Run a command of which nobody reads a word; what it says of that at its end is an error."""
+    code = "import sys; from evald.cli import main; sys.exit(main(sys.argv[1:]))"
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as nobody:
+        command = [sys.executable, "-c", code, *words]
+        return subprocess.call(command, stdout=nobody, stderr=nobody, cwd=where, timeout=30)
 
 
 def test_no_command_is_a_usage_error() -> None:

@@ -59,6 +59,12 @@ def test_minimal_config_resolves_paths_and_defaults() -> None:
     assert config.fleet.engines == config.fleet.gpus == config.fleet.gpus_per_engine == 1
 
 
+def test_the_best_snapshots_place_is_relative_to_the_config() -> None:
+    best = build(changed(keep_best={"metric": "eval/math", "dir": "best"})).keep_best
+    assert best is not None
+    assert (best.dir, best.rule) == ("/etc/evald/best", "max")
+
+
 def test_sets_inherit_defaults_and_override_them() -> None:
     raw = changed(defaults={"temperature": 0.7, "grader": "math"}, eval__0__grader="exact")
     eval_set = build(raw).eval[0]
@@ -108,6 +114,10 @@ def test_any_two_of_engines_gpus_and_size_give_the_third(
         (changed(dispatch__overflow="skipp"), "did you mean 'skip'?"),
         (changed(dispatch__max_in_flight=0), "dispatch.max_in_flight: expected int >= 1"),
         (changed(dispatch__sample_timeout_s=9000.0), "must be smaller than"),
+        (
+            changed(staging__unmarked_after_s=60.0),
+            "staging.overtaken_after_s: 300 must not be larger than staging.unmarked_after_s = 60",
+        ),
         (changed(eval__0__set_deadline_s=1.0), "eval[0].set_deadline_s: 1 must lie between"),
         (changed(eval=[]), "eval: must be one or more"),
         (changed(eval=...), "eval: missing; add at least one"),
@@ -122,6 +132,12 @@ def test_any_two_of_engines_gpus_and_size_give_the_third(
         (changed(defaults=3), "defaults: expected a table, got 3"),
         (changed(results__dir="/dev/shm/x/results"), "lies inside the staging root"),
         (changed(results__dir="/dev/shm"), "lies inside results.dir"),
+        (changed(keep_best={"metric": "m", "dir": "/dev/shm/x/b"}), "lie in one another"),
+        (changed(keep_best={"metric": "m", "dir": "/dev"}), "lie in one another"),
+        (
+            posture("shared") | {"keep_best": {"metric": "m", "dir": "best"}},
+            "come with no snapshots",
+        ),
         (changed(fleet__model="/dev/shm/x/base"), "move the base model out"),
         (changed(fleet__sglang={"port": 1}), "[fleet.sglang] port = 1 is not allowed: "),
         (changed(eval__0__grader="exacto"), "eval[0].grader"),
@@ -165,6 +181,19 @@ def test_any_two_of_engines_gpus_and_size_give_the_third(
         (posture("attached", router="nonsense"), "attached.router: 'nonsense' is no URL"),
         (posture("shared", pause="x", resume="http://t"), "shared.pause: 'x' is no URL"),
         (changed(eval__0__set_deadline_s=9000.0), "eval[0].set_deadline_s: 9000 must lie between"),
+        (
+            changed(eval__0__stragglers="cut"),
+            "eval[0].stragglers: 'cut', but when? set cut_at_share, cut_after_s, or both",
+        ),
+        (
+            changed(eval__0__cut_at_share=0.9),
+            "eval[0].cut_at_share: is of no use with stragglers = 'wait'; set 'cut'",
+        ),
+        (changed(eval__0__cut_at_share=1.0), "eval[0].cut_at_share: "),
+        (
+            changed(eval__0__stragglers="cut", eval__0__cut_after_s=8000.0),
+            "cut_after_s: 8000 must be smaller than dispatch.point_deadline_s = 7200",
+        ),
         (
             {**posture("attached"), "fleet": {"sglang": {"tp_size": 2}}},
             "[fleet] and [attached]: a config has exactly one posture",
@@ -281,6 +310,22 @@ def test_load_config_reports_what_is_wrong_with_the_file(tmp_path: Path) -> None
     broken.write_bytes(b"run = '\xff'")
     with pytest.raises(ConfigError, match="not UTF-8"):
         load_config(broken)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (f"a = {'[' * 5000}{']' * 5000}", "nested too deep"),
+        (f"{'.'.join('a' * 3000)} = 1", "nested too deep"),
+        (f"run = {'9' * 5000}", "4300 digits"),
+    ],
+    ids=["lists", "keys", "digits"],
+)
+def test_what_no_parser_can_hold_is_a_bad_config(tmp_path: Path, text: str, words: str) -> None:
+    """Found by fuzzing: these ended with tracebacks."""
+    (tmp_path / "config.toml").write_text(text)
+    with pytest.raises(ConfigError, match=f"cannot parse config .*{words}"):
+        load_config(tmp_path / "config.toml")
 
 
 def test_dumped_config_is_plain_data() -> None:

@@ -61,12 +61,11 @@ class Room:
         self.tmp_path = tmp_path
         self.ledger = Ledger.open(Results(dir=str(tmp_path / "results")))
         self.measure = HeldMeasure()
-        self.used_bytes = 0
+        self.shortage: str | None = None
         self.ended_runs: list[str] = []
         owned = dispatch.pop("owned", True)
         staging = Staging(root=str(tmp_path / "root"), keep=0, owned=owned)
         (tmp_path / "root").mkdir(exist_ok=True)
-        max_bytes = dispatch.pop("max_bytes", None)
         baseline = dispatch.pop("baseline_of", None)
         retention = Retention(staging)
         self.dispatcher = Dispatcher(
@@ -75,13 +74,15 @@ class Room:
             measure=self.measure,  # type: ignore[arg-type]
             progress=lambda: [SetView(name="x", done=1, total=2)],
             retention=retention,
-            used_bytes=lambda: self.used_bytes,
-            max_bytes=max_bytes,
+            shortage=self._shortage,
             run_ends=RunEnds(
                 ledger=self.ledger, retention=retention, on_end=self.ended_runs.append
             ),
             baseline=baseline,
         )
+
+    async def _shortage(self) -> str | None:
+        return self.shortage
 
     def point(self, step: int, *, final: bool = False, revision: int = 0) -> EvalPoint:
         return EvalPoint(
@@ -186,9 +187,21 @@ async def test_overflow_latest_supersedes_what_queues(tmp_path: Path) -> None:
         assert r.ends() == {1: ("ok", ""), 2: ("skipped", "superseded"), 3: ("ok", "")}
 
 
-async def test_over_budget_is_no_space_unless_final(tmp_path: Path) -> None:
-    async with room(tmp_path, max_bytes=100) as r:
-        r.used_bytes = 101
+async def test_overflow_latest_supersedes_while_an_operator_pauses(tmp_path: Path) -> None:
+    async with room(tmp_path, overflow="latest") as r:
+        r.dispatcher.pause(paused=True)
+        for step in (1, 2, 3):
+            await r.dispatcher.offer(r.point(step))
+        r.dispatcher.pause(paused=False)
+        r.release(3)
+        await r.until(lambda: len(r.ends()) == 3)
+        superseded = ("skipped", "superseded")
+        assert r.ends() == {1: superseded, 2: superseded, 3: ("ok", "")}
+
+
+async def test_without_room_is_no_space_unless_final(tmp_path: Path) -> None:
+    async with room(tmp_path) as r:
+        r.shortage = "the root is full"
         await r.dispatcher.offer(r.point(1))
         await r.dispatcher.offer(r.point(2, final=True))
         r.release(2)
@@ -213,7 +226,7 @@ async def test_invalid_and_lost_points_end_with_their_sentence(tmp_path: Path) -
 async def test_trainer_skip_is_consumed_once_it_is_durable(tmp_path: Path) -> None:
     async with room(tmp_path) as r:
         for _ in range(2):
-            path = tmp_path / "step_5.skip"
+            path = tmp_path / "root" / "step_5.skip"
             path.touch()
             await r.dispatcher.offer(TrainerSkip(PointKey("r", 5), "export_failed", "disk", path))
             assert not path.exists()
@@ -239,7 +252,7 @@ async def test_nothing_is_removed_in_a_root_that_is_not_owned(tmp_path: Path) ->
 
 async def test_run_end_waits_for_open_points_then_reports(tmp_path: Path) -> None:
     async with room(tmp_path) as r:
-        end = tmp_path / "run.end"
+        end = tmp_path / "root" / "run.end"
         end.touch()
         await r.dispatcher.offer(r.point(7))
         await r.dispatcher.offer(RunEnded("r", 7, end))

@@ -12,8 +12,9 @@ import pytest
 from evald import measure as measure_module
 from evald.config import Dispatch
 from evald.errors import Unhealthy
+from evald.judge import judge
 from evald.measure import Measure
-from evald.point import EvalPoint, PointKey, Snapshot
+from evald.point import EvalPoint, PointKey, Snapshot, Timings
 from evald.postures.contract import PointResult, SetResult
 from evald.results.records import Counts, PointRecord
 from evald.staging.digest import fingerprint
@@ -154,3 +155,23 @@ async def test_a_set_with_too_few_scores_makes_the_point_partial(
     assert record.outcome == ("partial" if too_few else "ok")
     assert ("fewer than min_eval_samples: math" in record.detail) is too_few
     assert record.curve_breaks == ["math"]
+
+
+@pytest.mark.parametrize(
+    ("n_cut", "outcome"), [(0, "ok"), (1, "partial"), (60, "partial"), (61, "skipped")]
+)
+async def test_a_point_that_was_cut_is_partial_or_too_little(
+    tmp_path: Path, n_cut: int, outcome: str
+) -> None:
+    snapshot = Snapshot(run="r", step=1, directory=tmp_path, fingerprint="f", size_bytes=1)
+    counts = Counts(n_total=300, n_scored=300 - n_cut, n_timeout=n_cut, n_cut=n_cut)
+    record = judge(
+        EvalPoint(PointKey("r", 1), snapshot),
+        PointResult(counts=counts, metrics={}, engines=[], weight_versions=[], provenance={}),
+        digest="d",
+        timings=Timings(),
+        sets=[SetResult(name="math", counts=counts, seconds=1.0, metrics={})],
+        limits=Dispatch(min_done_share=0.8),
+    )
+    assert record.outcome == outcome
+    assert record.reason == ("deadline" if outcome == "skipped" else "")

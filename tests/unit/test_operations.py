@@ -44,6 +44,10 @@ class OkMeasure:
         return record
 
 
+async def has_room() -> None:
+    """Say that the staging root is not full."""
+
+
 class SlowRetention(Retention):
     """Gives up a snapshot only once the test lets it."""
 
@@ -52,10 +56,17 @@ class SlowRetention(Retention):
         self.retires = asyncio.Event()
         self.gate = asyncio.Event()
 
-    async def retire(self, snapshot_dir: Path, fingerprint: str) -> None:
+    async def retire(
+        self,
+        snapshot_dir: Path,
+        fingerprint: str,
+        *,
+        key: PointKey | None = None,
+        keep: bool = True,
+    ) -> None:
         self.retires.set()
         await self.gate.wait()
-        await super().retire(snapshot_dir, fingerprint)
+        await super().retire(snapshot_dir, fingerprint, key=key, keep=keep)
 
 
 class Room:
@@ -72,8 +83,7 @@ class Room:
             measure=OkMeasure(),  # type: ignore[arg-type]
             progress=list,
             retention=self.retention,
-            used_bytes=lambda: 0,
-            max_bytes=None,
+            shortage=has_room,
             run_ends=RunEnds(
                 ledger=self.ledger, retention=self.retention, on_end=lambda _run: None
             ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from evald.config import Config
 from evald.config_load import build_config
-from evald.errors import ConfigError
+from evald.errors import ConfigError, EvaldError
 from evald.preflight import preflight
 from evald.testing import write_base_model, write_snapshot
 
@@ -61,6 +62,24 @@ def test_a_checkpoint_directory_of_a_framework_is_refused(tmp_path: Path) -> Non
     (tmp_path / "root").mkdir()
     (tmp_path / "root" / "latest_checkpointed_iteration.txt").touch()
     assert "training state" in problems(config(tmp_path))
+
+
+def test_a_root_that_cannot_be_read_is_looked_at_again_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found by chaos: a failing disk ended the start with a traceback."""
+    (tmp_path / "root").mkdir()
+    good = config(tmp_path)
+    scandir = os.scandir
+
+    def broken(path: Any = ".") -> Any:
+        if path == tmp_path / "root":
+            raise OSError(errno.EIO, "Input/output error")
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", broken)
+    with pytest.raises(EvaldError, match=r"cannot look into staging root .*: Input/output error"):
+        preflight(good)
 
 
 def test_missing_things_are_named_together(tmp_path: Path) -> None:

@@ -1,9 +1,21 @@
-"""The line for the engines."""
+"""The line for the engines, and whose turn it is to be started."""
 
 from __future__ import annotations
 
 from evald.point import PointKey
-from evald.turns import Turns
+from evald.turns import RunsInTurn, Turns
+
+
+def test_runs_take_turns_and_the_oldest_of_a_run_goes_first() -> None:
+    queue = [PointKey("a", 0), PointKey("a", 1), PointKey("a", 2), PointKey("b", 7)]
+    queue += [PointKey("b", 6), PointKey("c", 1)]
+    runs, order = RunsInTurn(), []
+    while queue:
+        key = runs.choose(queue)
+        queue.remove(key)
+        runs.start(key.run)
+        order.append((key.run, key.step))
+    assert order == [("a", 0), ("b", 7), ("c", 1), ("a", 1), ("b", 6), ("a", 2)]
 
 
 def test_first_come_first_served() -> None:

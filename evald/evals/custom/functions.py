@@ -35,11 +35,16 @@ MAX_BARREN = 10
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
-    """One sample of a set, and with what its prompts become token ids."""
+    """One sample of a set."""
 
     eval_set: EvalSet
     question: Question
     sample: int
+
+
+class Tokens(msgspec.Struct, frozen=True, kw_only=True):
+    """With what the prompts of a set's function become token ids."""
+
     files: TokenizerFiles
     limits: ModelLimits
 
@@ -49,14 +54,21 @@ class Functions:
 
     A set's processes are started when its first sample comes, and end with the point: nothing that
     a function keeps can get into the next one. ``directory`` gets a directory of logs for each set;
-    ``versions`` says what each set's function was when the set was loaded.
+    ``tokens`` and ``versions`` are by set; the latter says what its function was when the set was
+    loaded.
     """
 
     def __init__(
-        self, directory: Path, *, environ: Mapping[str, str], versions: Mapping[str, str]
+        self,
+        directory: Path,
+        *,
+        environ: Mapping[str, str],
+        tokens: Mapping[str, Tokens],
+        versions: Mapping[str, str],
     ) -> None:
         self._directory = directory
         self._environ = environ
+        self._tokens = tokens
         self._versions = versions
         self._sets: dict[str, _SetFunctions] = {}
 
@@ -70,7 +82,7 @@ class Functions:
             settings = function_settings(work.eval_set)
             self._sets[name] = _SetFunctions(
                 work.eval_set,
-                _setup(work),
+                _setup(work.eval_set, self._tokens[name]),
                 n_processes=settings.processes,
                 directory=self._directory / name,
                 env=grader_env(self._environ, settings.pass_env),
@@ -84,8 +96,8 @@ class Functions:
         await asyncio.gather(*(one.close() for one in sets.values()))
 
 
-def _setup(work: Work) -> Setup:
-    eval_set, files, limits = work.eval_set, work.files, work.limits
+def _setup(eval_set: EvalSet, tokens: Tokens) -> Setup:
+    files, limits = tokens.files, tokens.limits
     settings = function_settings(eval_set)
     return Setup(
         function=str(eval_set.function),

@@ -14,9 +14,6 @@ from evald.evals.graders.python import module_digest
 #: goes up when functions are called differently.
 _VERSION = 1
 
-#: "module:function"; the function may be an attribute of something in the module.
-FUNCTION_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"
-
 
 class FunctionSettings(Table, frozen=True, kw_only=True):
     """The table ``function_config``."""

@@ -13,10 +13,11 @@ import sys
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Any, cast
 
 import msgspec
 
+from evald.config_types import Function
 from evald.evals.graders.contract import Grade, GraderFailed, Rules, Sample
 from evald.evals.graders.external import (
     AnyLabel,
@@ -38,13 +39,7 @@ class PythonSettings(ExternalSettings, frozen=True, kw_only=True):
     """Which function, and how it runs."""
 
     #: "module:function", see ``Python``.
-    function: Annotated[
-        str,
-        msgspec.Meta(
-            pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$",
-            description='"module:function", such as "my_graders:score"',
-        ),
-    ]
+    function: Function
     #: bytes of memory of one process.
     max_memory_bytes: Memory = 4 << 30
 

@@ -7,7 +7,6 @@ log-probabilities, as the lm-evaluation-harness does for multiple choice (MMLU, 
 from __future__ import annotations
 
 import math
-from array import array
 from typing import Any
 
 import msgspec
@@ -18,14 +17,15 @@ from evald.evals.kinds.contract import Answer, Asker
 from evald.evals.kinds.scoring import SCORE_ONLY
 from evald.evals.prompts import PromptEncoder
 from evald.evals.rows import BadRow, Question, json_kind, prompt_fault, take, template_kwargs
+from evald.evals.token_ids import pack, unpack
 
 _MIN_OPTIONS = 2
 
 
-class Options(msgspec.Struct, frozen=True):
-    """A question's options as token ids, each with the prompt in front."""
+class Options(msgspec.Struct, frozen=True, tag=True):
+    """A question's options as packed token ids, each with the prompt in front."""
 
-    texts: list[array[int]]
+    texts: list[bytes]
     #: index of each option's first token.
     starts: list[int]
 
@@ -110,7 +110,7 @@ class LoglikelihoodChoice:
             )
             for option in question.options
         ]
-        return Options([array("i", ids) for ids, _ in pairs], [start for _, start in pairs])
+        return Options([pack(ids) for ids, _ in pairs], [start for _, start in pairs])
 
     def width(self, encoded: Options, samples: list[int]) -> int:  # noqa: ARG002 - the contract
         """One sequence for each option."""
@@ -121,7 +121,7 @@ class LoglikelihoodChoice:
     ) -> list[Answer]:
         """Score all options; the same answer for every sample (there is one)."""
         scored = await asker.generate(
-            [list(ids) for ids in encoded.texts],
+            [unpack(ids) for ids in encoded.texts],
             [SCORE_ONLY] * len(encoded.texts),
             score_from=encoded.starts,
         )

@@ -14,17 +14,14 @@ from evald.evals.custom.messages import Ask
 from evald.evals.custom.settings import FunctionSettings
 from evald.evals.graders import check_grader, label_problem
 from evald.evals.kinds.contract import Answer, Asker
-from evald.evals.prompts import ModelLimits, PromptEncoder, TokenizerFiles
+from evald.evals.prompts import PromptEncoder
 from evald.evals.rows import BadRow, Question, prompt_fault, take
 from evald.evals.sampling import check_stop, sample_seed
 from evald.postures.contract import Generation
 
 
-class Unsent(msgspec.Struct, frozen=True):
-    """What a function's prompts become token ids with: only it knows which ones there will be."""
-
-    files: TokenizerFiles
-    limits: ModelLimits
+class Unsent(msgspec.Struct, frozen=True, tag=True):
+    """Nothing yet: only the function knows which prompts there will be."""
 
 
 class Custom:
@@ -63,33 +60,31 @@ class Custom:
         return {"prompt": prompt, "label": label}
 
     def encode(self, encoder: PromptEncoder, question: Question) -> Unsent:  # noqa: ARG002 - the contract
-        """Keep what prompts need (the tokenizer's file, not the tokenizer)."""
-        return Unsent(encoder.files, encoder.limits)
+        """Encode nothing: the function's process does it (``Functions``)."""
+        return Unsent()
 
     def width(self, encoded: Unsent, samples: list[int]) -> int:  # noqa: ARG002 - the contract
         """One sequence for each sample, as long as the function asks for one at a time."""
         return len(samples)
 
     async def ask(
-        self, asker: Asker, question: Question, encoded: Unsent, samples: list[int]
+        self,
+        asker: Asker,
+        question: Question,
+        encoded: Unsent,  # noqa: ARG002 - the contract
+        samples: list[int],
     ) -> list[Answer]:
         """Call the function, one sample after another (there is one)."""
-        return [await self._one(asker, question, encoded, sample) for sample in samples]
+        return [await self._one(asker, question, sample) for sample in samples]
 
-    async def _one(self, asker: Asker, question: Question, encoded: Unsent, sample: int) -> Answer:
+    async def _one(self, asker: Asker, question: Question, sample: int) -> Answer:
         async def serve(ask: Ask) -> Generation:
             seed = sample_seed(self._set.name, question.id, sample, self._set.seed, turn=ask.turn)
             sampling = ask.sampling | {"n": 1, "sampling_seed": seed}
             (generation,) = await asker.generate([ask.ids], [sampling])
             return generation
 
-        work = Work(
-            eval_set=self._set,
-            question=question,
-            sample=sample,
-            files=encoded.files,
-            limits=encoded.limits,
-        )
+        work = Work(eval_set=self._set, question=question, sample=sample)
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         outcome = await asker.run_function(work, serve)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from typing import Any
 
 import msgspec
@@ -13,13 +12,14 @@ from evald.evals.kinds.contract import Answer, Asker
 from evald.evals.prompts import PromptEncoder
 from evald.evals.rows import BadRow, Question, prompt_fault, take, template_kwargs
 from evald.evals.sampling import check_stop, sampling_for
+from evald.evals.token_ids import pack, unpack
 
 
-class EncodedPrompt(msgspec.Struct, frozen=True):
+class EncodedPrompt(msgspec.Struct, frozen=True, tag=True):
     """A prompt as the engines see it."""
 
-    #: token ids, 4 bytes each.
-    ids: array[int]
+    #: packed token ids.
+    ids: bytes
     #: it ends with a tag that opens the model's thinking.
     in_thought: bool = False
 
@@ -62,7 +62,7 @@ class Generate:
             max_response_len=self._set.max_response_len,
         )
         tag = opening_tag(self._set.thinking_end)
-        return EncodedPrompt(array("i", ids), tag is not None and encoder.ends_with(ids, tag))
+        return EncodedPrompt(pack(ids), tag is not None and encoder.ends_with(ids, tag))
 
     def width(self, encoded: EncodedPrompt, samples: list[int]) -> int:  # noqa: ARG002 - the contract
         """One sequence for each sample."""
@@ -72,7 +72,7 @@ class Generate:
         self, asker: Asker, question: Question, encoded: EncodedPrompt, samples: list[int]
     ) -> list[Answer]:
         """One response for each sample, with its own seed."""
-        prompt = list(encoded.ids)
+        prompt = unpack(encoded.ids)
         generations = await asker.generate(
             [prompt] * len(samples), sampling_for(self._set, question.id, samples)
         )

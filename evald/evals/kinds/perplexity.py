@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from array import array
 from typing import Any
 
 import msgspec
@@ -14,12 +13,13 @@ from evald.evals.kinds.contract import Answer, Asker
 from evald.evals.kinds.scoring import SCORE_ONLY
 from evald.evals.prompts import PromptEncoder
 from evald.evals.rows import BadRow, Question, json_kind, prompt_fault, take, template_kwargs
+from evald.evals.token_ids import pack, unpack
 
 
-class Windows(msgspec.Struct, frozen=True):
-    """A text as token ids, cut into windows; every scored token is scored in exactly one."""
+class Windows(msgspec.Struct, frozen=True, tag=True):
+    """A text as packed token ids, cut into windows; every scored token is scored in exactly one."""
 
-    texts: list[array[int]]
+    texts: list[bytes]
     #: index of each window's first scored token; what stands before it is context.
     starts: list[int]
     #: length of the scored text in bytes of UTF-8.
@@ -80,14 +80,14 @@ class Perplexity:
                 apply_chat_template=self._set.apply_chat_template,
                 kwargs=template_kwargs(self._set.apply_chat_template_kwargs, question),
             )
-            return Windows([array("i", ids)], [start], len(question.label.encode()))
+            return Windows([pack(ids)], [start], len(question.label.encode()))
         text = str(question.prompt)
         ids = encoder.encode_document(text)
         size = min(self._set.window_tokens, encoder.longest_scored)
         overlap = min(self._set.window_overlap_tokens, size - 1)
         cuts = cut_windows(len(ids), size, overlap)
         return Windows(
-            [array("i", ids[first:end]) for first, _, end in cuts],
+            [pack(ids[first:end]) for first, _, end in cuts],
             [start - first for first, start, _ in cuts],
             len(text.encode()),
         )
@@ -105,7 +105,7 @@ class Perplexity:
     ) -> list[Answer]:
         """Score all windows of one document in one list request."""
         scored = await asker.generate(
-            [list(ids) for ids in encoded.texts],
+            [unpack(ids) for ids in encoded.texts],
             [SCORE_ONLY] * len(encoded.texts),
             score_from=encoded.starts,
         )

@@ -13,6 +13,8 @@ _OWN = frozenset(
         "perplexity",
         "repetition_frac",
         "response_len",
+        "score_high",
+        "score_low",
         "stderr",
         "stderr_within",
         "tokens",

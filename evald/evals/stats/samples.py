@@ -7,6 +7,8 @@ from typing import Literal
 
 import msgspec
 
+from evald.results.compressed import open_samples
+
 
 class Sample(msgspec.Struct, frozen=True):
     """What the statistics need of a ``SampleRecord``; its texts are never held."""
@@ -45,7 +47,7 @@ def read_samples(path: Path, digest: str, config: str) -> Samples:
     """
     samples: Samples = {}
     try:
-        file = path.open("rb")
+        file = open_samples(path)
     except FileNotFoundError:
         return samples
     with file:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -21,7 +21,8 @@ from evald.evals.stats.errors import (
 )
 from evald.evals.stats.paired import Difference, difference
 from evald.evals.stats.perplexity import perplexity_difference, perplexity_metrics
-from evald.evals.stats.samples import Sample, Samples, read_samples
+from evald.evals.stats.samples import Sample, read_samples
+from evald.evals.stats.table import Table
 from evald.evals.stats.votes import (
     Votes,
     majority_at_k,
@@ -63,99 +64,32 @@ class StatsJob(msgspec.Struct, frozen=True, array_like=True, tag=True):
 def set_metrics(job: StatsJob) -> dict[str, float]:
     """Compute all metrics. Blocking; reads the journals, raises OSError."""
     samples = read_samples(Path(job.journal), job.digest, job.config)
-    table = Table(job, samples)
+    table = Table(samples, job.questions, job.clusters, n=job.n_samples)
     key = f"eval/{job.name}"
     metrics = table.ratios(key) | _versions(key, table.answered, job.digest)
     if job.kind == "perplexity":
-        metrics |= perplexity_metrics(key, table.scored_questions, table.clusters_of_scored)
+        metrics |= perplexity_metrics(key, table.scored, table.clusters_of_scored)
     else:
-        metrics |= _scores(key, table)
+        metrics |= _scores(key, table, job.ks)
     if job.kind not in {"perplexity", "loglikelihood_choice"}:
         metrics |= _responses(key, table.answered)
     for earlier in job.earlier:
         theirs = read_samples(Path(earlier.journal), earlier.digest, job.config)
         if theirs:
-            metrics |= _compared(f"{key}/delta_{earlier.name}", table, Table(job, theirs), job.kind)
+            old = Table(theirs, job.questions, job.clusters, n=job.n_samples)
+            metrics |= _compared(f"{key}/delta_{earlier.name}", table, old, job.kind)
     return metrics
 
 
-class Table:
-    """The samples of one point's set, by question in the set's order."""
-
-    def __init__(self, job: StatsJob, samples: Samples) -> None:
-        self.n = job.n_samples
-        self.name = job.name
-        self.ks = job.ks or [1 << i for i in range(self.n.bit_length()) if 1 << i <= self.n]
-        self.rows: list[list[Sample]] = [
-            [s for number, s in sorted(samples.get(q, {}).items()) if number < self.n]
-            for q in job.questions
-        ]
-        #: each question without a cluster is one of its own.
-        self.clusters: list[str | int] = [
-            cluster or position for position, cluster in enumerate(job.clusters)
-        ]
-        self.all = [sample for row in self.rows for sample in row]
-        self.scored = [sample for sample in self.all if sample.status == "scored"]
-        self.answered = [sample for sample in self.all if sample.answered]
-
-    @property
-    def scored_questions(self) -> list[Sample]:
-        """The one sample of each question that has a score (kinds with one sample)."""
-        return [sample for row in self.rows for sample in row if sample.status == "scored"]
-
-    @property
-    def clusters_of_scored(self) -> list[str | int]:
-        """Their clusters."""
-        return [
-            cluster
-            for row, cluster in zip(self.rows, self.clusters, strict=True)
-            for sample in row
-            if sample.status == "scored"
-        ]
-
-    @property
-    def is_binary(self) -> bool:
-        """Whether every score is right or wrong."""
-        return all(sample.score in {0.0, 1.0} for sample in self.scored)
-
-    @property
-    def in_unit(self) -> bool:
-        """Whether every score is between 0 and 1."""
-        return all(0 <= (sample.score or 0.0) <= 1 for sample in self.scored)
-
-    def complete(self) -> dict[int, float]:
-        """Mean score of each question whose samples all have one, by position."""
-        return {
-            position: statistics.fmean(sample.score or 0.0 for sample in row)
-            for position, row in enumerate(self.rows)
-            if len(row) == self.n and all(sample.status == "scored" for sample in row)
-        }
-
-    def ratios(self, key: str) -> dict[str, float]:
-        """Shares of all samples, whatever has come of them."""
-        total = len(self.rows) * self.n
-        lost = total - len(self.all)
-
-        def share(test: Callable[[Sample], bool], more: int = 0) -> float:
-            return (sum(map(test, self.all)) + more) / total
-
-        return {
-            f"{key}-truncated_ratio": share(lambda s: s.truncated),
-            f"{key}-none_reward_ratio": 1 - len(self.scored) / total,
-            f"{key}/no_answer_ratio": share(lambda s: s.no_answer),
-            f"{key}/unfinished_thinking_ratio": share(lambda s: s.unfinished_thinking),
-            f"{key}/error_ratio": share(lambda s: s.status == "error"),
-            f"{key}/too_long_ratio": share(lambda s: s.too_long),
-            f"{key}/grader_error_ratio": share(lambda s: s.status == "grader_error"),
-            # what has no record at all was cut by a deadline
-            f"{key}/timeout_ratio": share(lambda s: s.status == "timeout", lost),
-        }
-
-
-def _scores(key: str, table: Table) -> dict[str, float]:
+def _scores(key: str, table: Table, ks: list[int]) -> dict[str, float]:
     """Mean over questions with its error; failed samples count 0, as existing curves have it."""
     means = [math.fsum(s.score or 0.0 for s in row) / table.n for row in table.rows]
     metrics = {key: statistics.fmean(means)} | _spread(key, means, table)
+    n_all = len(table.rows) * table.n
+    missing = (n_all - len(table.scored)) / n_all
+    if missing and table.in_unit:
+        # what has no score could have had any
+        metrics |= {f"{key}/score_low": metrics[key], f"{key}/score_high": metrics[key] + missing}
     if table.scored:
         metrics[f"{key}/mean_scored"] = statistics.fmean(s.score or 0.0 for s in table.scored)
     completed = [s.score or 0.0 for s in table.scored if not s.truncated]
@@ -170,7 +104,7 @@ def _scores(key: str, table: Table) -> dict[str, float]:
             metrics[f"{key}/stderr_within"] = within_error(full)
         metrics[f"{key}-avg@{table.n}"] = metrics[key]
         if table.is_binary:
-            metrics |= _votes(key, table)
+            metrics |= _votes(key, table, ks)
     return metrics
 
 
@@ -201,18 +135,19 @@ def _value(key: str, name: str, table: Table) -> dict[str, float]:
     return metrics
 
 
-def _votes(key: str, table: Table) -> dict[str, float]:
+def _votes(key: str, table: Table, ks: list[int]) -> dict[str, float]:
     """pass@k, pass^k and maj@k: means over questions; what failed is not correct, nor a vote."""
     metrics = {}
     n = table.n
+    ks = ks or [1 << i for i in range(n.bit_length()) if 1 << i <= n]
     correct = [sum(sample.score == 1 for sample in row) for row in table.rows]
     answers = [_answers(row) for row in table.rows]
-    for k in table.ks:
+    for k in ks:
         metrics[f"{key}-pass@{k}"] = statistics.fmean(pass_at_k(n, c, k) for c in correct)
         metrics[f"{key}-pass^{k}"] = statistics.fmean(pass_hat_k(n, c, k) for c in correct)
     # graders that do not say what they compared leave nothing to vote on
     if any(answers):
-        for k in [k for k in table.ks if k <= _MAX_COUNTED_K and k < n]:
+        for k in [k for k in ks if k <= _MAX_COUNTED_K and k < n]:
             metrics[f"{key}-maj@{k}"] = statistics.fmean(majority_at_k(n, a, k) for a in answers)
         metrics[f"{key}-maj@{n}"] = statistics.fmean(majority_of_all(a) for a in answers)
     return metrics

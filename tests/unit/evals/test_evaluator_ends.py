@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
 from collections.abc import Awaitable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -134,12 +137,72 @@ async def test_a_ledger_that_cannot_be_written_wins_over_a_skip(
         await asyncio.wait_for(world.evaluate(FakePosture(reply)), 10)
 
 
-async def test_samples_that_cannot_be_written_stop_loudly(world: World, make_set: Any) -> None:
+@pytest.fixture
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that is full is looked at, and samples are written, at once."""
+    monkeypatch.setattr("evald.results.pause.LOOK_AGAIN_S", 0.02)
+    monkeypatch.setattr("evald.evals.point_run.FLUSH_INTERVAL_S", 0.01)
+    monkeypatch.setattr("evald.results.samples.FLUSH_INTERVAL_S", 0.0)
+
+
+@pytest.mark.usefixtures("_soon")
+async def test_while_samples_cannot_be_written_nothing_new_is_asked_and_no_time_runs(
+    world: World, make_set: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.sets = [make_set(rows_of(40))]
+    world.results_dir.mkdir()
+    asked: list[str] = []
+    full = False
+    left = 50
+    write = os.write
+
+    def maybe(descriptor: int, content: bytearray) -> int:
+        nonlocal left
+        if not full or "toy.jsonl" not in str(Path(f"/proc/self/fd/{descriptor}").readlink()):
+            return write(descriptor, content)
+        if left == 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written = write(descriptor, content[:left])  # the disk takes what fits
+        left -= written
+        return written
+
+    async def reply(text: str) -> str:
+        nonlocal full
+        asked.append(text)
+        full = full or len(asked) == 10
+        await asyncio.sleep(0.01)
+        return text
+
+    monkeypatch.setattr(os, "write", maybe)
+    evaluating = asyncio.create_task(world.evaluate(FakePosture(reply), within_s=0.6))
+    await until(lambda: world.pause.why)
+    await asyncio.sleep(0.1)
+    so_far = len(asked)
+    await asyncio.sleep(0.8)  # longer than the point had time
+    assert len(asked) == so_far < 40
+    assert not evaluating.done()
+    assert "toy.jsonl: No space left on device; make room" in world.pause.why
+    full = False
+    result = await asyncio.wait_for(evaluating, 10)
+    assert world.pause.why == ""
+    assert result.counts.n_scored == len(asked) == 40
+    assert len({line["question"] for line in world.journal("toy")}) == 40
+
+
+@pytest.mark.usefixtures("_soon")
+async def test_a_point_can_be_given_up_while_its_samples_cannot_be_written(
+    world: World, make_set: Any
+) -> None:
     world.sets = [make_set(rows_of(2))]
     world.results_dir.mkdir()
     (world.results_dir / "samples").write_text("in the way")
-    with pytest.raises(LedgerError, match=r"cannot keep samples in .*toy.jsonl: Not a directory"):
-        await world.evaluate(FakePosture(str))
+    evaluating = asyncio.create_task(world.evaluate(FakePosture(str)))
+    await until(lambda: world.pause.why)
+    assert "toy.jsonl: Not a directory" in world.pause.why
+    evaluating.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await evaluating
+    assert world.pause.why == ""
 
 
 async def test_impossible_samples_of_a_journal_are_not_resumed(world: World, make_set: Any) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from typing import Any
 
-from evaluator_world import FakePosture, World, rows_of, text_of
+import pytest
+from evaluator_world import FakePosture, World, rows_of, text_of, until
 
 from evald.errors import GenerationFailed
 
@@ -45,6 +48,32 @@ async def test_measured_answers_tell_more_than_limits(world: World, make_set: An
         for name in "ab":
             (world.results_dir / "samples" / "r" / "step_7.r0" / f"{name}.jsonl").unlink()
     await evaluator.close()
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+async def test_deterministic_inference_scores_nothing_while_it_generates(
+    world: World, make_set: Any, *, deterministic: bool
+) -> None:
+    world.deterministic = deterministic
+    world.sets = [
+        make_set([{"prompt": "d0"}], "d", kind="perplexity"),
+        make_set(rows_of(2, "a"), "a"),
+    ]
+    released = asyncio.Event()
+    beside: list[bool] = []
+
+    async def reply(text: str) -> str:
+        if "d" in text:
+            beside.append(not released.is_set())
+        else:
+            # time enough for the scored set to come, if it may
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(until(lambda: beside), 0.3)
+            released.set()
+        return text
+
+    await world.evaluate(FakePosture(reply))
+    assert beside == [not deterministic]
 
 
 async def test_long_samples_have_a_request_each(world: World, make_set: Any) -> None:

@@ -12,7 +12,6 @@ import pytest
 
 from evald.config_load import build_config
 from evald.errors import ConfigError
-from evald.evals.grader_check import unready_graders
 from evald.evals.graders import (
     RM_TYPES,
     Grade,
@@ -29,6 +28,7 @@ from evald.evals.graders import python as python_grader
 from evald.evals.graders.remote import RemoteSettings, read_verdicts, request
 from evald.evals.graders.verdict import verdict
 from evald.evals.sets import load_set
+from evald.evals.user_code import unready_graders
 
 
 class Scalar:

@@ -20,6 +20,7 @@ from evald.evals.kinds.perplexity import cut_windows
 from evald.evals.prompts import ModelLimits, PromptEncoder, TokenizerFiles
 from evald.evals.rows import Question
 from evald.evals.sets import load_set
+from evald.evals.token_ids import unpack
 from evald.postures.contract import Generation
 from evald.testing.fake_engine import prompt_logprob
 
@@ -119,10 +120,8 @@ async def test_options_stand_behind_the_prompt_and_only_they_are_scored(
     assert [len(prompt) for prompt in asker.prompts] == [len(plain) + 3] * 2
     chat = question(prompt=[{"role": "user", "content": "2+2"}], options=["A", "B"], label=1)
     encoded = kind.encode(encoder, chat)
-    assert [len(ids) - start for ids, start in zip(encoded.texts, encoded.starts, strict=True)] == [
-        1,
-        1,
-    ]
+    lengths = [len(unpack(ids)) for ids in encoded.texts]
+    assert [n - start for n, start in zip(lengths, encoded.starts, strict=True)] == [1, 1]
     assert kind.width(encoded, [0]) == 2
 
 
@@ -181,7 +180,7 @@ async def test_a_document_is_scored_in_windows(make_model: MakeModel) -> None:
     row = question(prompt=text)
     encoded = kind.encode(encoder, row)
     # the server keeps a few tokens of its context free
-    assert max(len(ids) for ids in encoded.texts) == 32
+    assert max(len(unpack(ids)) for ids in encoded.texts) == 32
     assert kind.width(encoded, [0]) == len(encoded.texts) > 1
     (answer,) = await kind.ask(ScoringAsker(), row, encoded, [0])
     ids = encoder.encode_document(text)

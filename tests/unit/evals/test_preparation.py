@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 
 from evald.errors import ConfigError, EvalSkip, InvalidSnapshot, SnapshotGone
+from evald.evals.encoding import Fault
+from evald.evals.kinds.generate import EncodedPrompt
 from evald.evals.preparation import Preparation, PreparedPoint, check_prompts
 from evald.evals.sets import LoadedSet, load_set
+from evald.evals.token_ids import unpack
 from evald.point import EvalPoint, PointKey, Snapshot
 
 CHAT = [{"prompt": [{"role": "user", "content": "hi"}], "label": 1}]
@@ -29,8 +32,10 @@ def copy_of(model: Path, name: str, **template: str) -> Path:
     return snapshot
 
 
-def prompts_of(prepared: PreparedPoint) -> list[list[int] | str]:
-    return [p if isinstance(p, str) else list(p.ids) for p in prepared.sets[0].prompts]
+def prompts_of(prepared: PreparedPoint) -> list[list[int]]:
+    """Token ids of the prompts; none of those that cannot be asked."""
+    prompts = prepared.sets[0].prompts
+    return [unpack(p.ids) if isinstance(p, EncodedPrompt) else [] for p in prompts]
 
 
 def toy(make_set: Any, rows: Any = CHAT, **fields: Any) -> LoadedSet:
@@ -161,7 +166,7 @@ def test_a_prompt_that_the_tokenizer_cannot_encode_is_one_fault(
     base = make_model(template="{{ messages[0].content or '\\ud800' }}")
     rows = [*CHAT, {"prompt": [{"role": "user", "content": ""}], "label": 1}]
     prepared = Preparation([toy(make_set, rows)], base).prepare(point_at(base))
-    assert [isinstance(prompt, str) for prompt in prompts_of(prepared)] == [False, True]
+    assert [isinstance(one, Fault) for one in prepared.sets[0].prompts] == [False, True]
 
 
 def test_a_config_that_is_no_object_is_said(make_model: Any, make_set: Any) -> None:

@@ -9,13 +9,16 @@ from typing import Any
 
 import msgspec
 import pytest
+from evaluator_world import hang
 from regrade_world import RegradeWorld, correct, rows
 
 from evald.config import Aggregate, EvalSet
 from evald.point import Kind, Outcome
 from evald.regrade.plan import CannotRegrade
+from evald.results.compressed import compress
 from evald.results.follow import read_records
 from evald.results.index import PointIndex
+from evald.results.modes import Modes
 
 
 @pytest.fixture
@@ -69,6 +72,22 @@ async def test_a_better_grader_makes_a_new_revision_of_the_same_responses(
     assert {line["response"] for line in lines} == {correct(f"q{n}") for n in range(5)}
     assert {line["config"] for line in lines} == {now["config"]}
     assert [world.point(3, 0)] == [old]
+
+
+async def test_what_was_cut_is_cut_in_the_new_revision_too(
+    world: RegradeWorld, make_set: Any
+) -> None:
+    sets = [make_set(rows(5), stragglers="cut", cut_at_share=0.8)]
+
+    def reply(text: str) -> Any:
+        return hang(text) if text == "q4" else correct(text)
+
+    old = await world.measure(3, by("exact", *sets), reply)
+    assert (old.outcome, old.counts.n_cut) == (Outcome.PARTIAL, 1)
+    await world.regrade(by("boxed_exact", *sets), 3)
+    new = world.point(3, 1)
+    assert (new.outcome, new.counts.n_cut, new.counts.n_timeout) == (Outcome.PARTIAL, 1, 1)
+    assert [new.metrics[f"eval/toy/score_{end}"] for end in ("low", "high")] == [0.8, 1.0]
 
 
 async def test_a_corrected_label_counts_and_other_prompts_do_not(
@@ -132,6 +151,23 @@ async def test_all_points_are_compared_with_each_other_again(
     later = await world.measure(30, alone, correct)
     assert later.metrics["eval/toy/delta_prev"] == 0.5
     assert later.curve_breaks == []
+
+
+async def test_compressed_samples_are_graded_kept_and_compared_with(
+    world: RegradeWorld, make_set: Any
+) -> None:
+    one, two = make_set(rows(4), "one"), make_set(rows(4), "two")
+    for step in (1, 2):
+        await world.measure(step, by("exact", one, two), correct)
+        for name in world.samples(step, 0):
+            path = Path(world.results.dir) / f"samples/r/step_{step}.r0" / name
+            assert compress(path, Modes(), lambda: False)
+    (said,) = await world.regrade(by("boxed_exact", one, two), 2, only=["two"])
+    assert said == "r:step:2.r1 is ok: one stays (not asked for); two 0.0000 -> 1.0000"
+    assert sorted(world.samples(2, 1)) == ["one.jsonl.gz", "two.jsonl"]
+    assert world.point(2, 1).metrics["eval/one/delta_prev"] == 0
+    later = await world.measure(3, by("exact", one, two), correct)
+    assert later.metrics["eval/one/delta_prev_n"] == 4
 
 
 async def test_sets_that_are_not_asked_for_stay_and_aggregates_are_new(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from evald.config import Results
 from evald.point import Outcome
@@ -44,7 +45,7 @@ def set_done(step: int) -> SetRecord:
     )
 
 
-def config(directory: Path, **changes: str) -> Results:
+def config(directory: Path, **changes: Any) -> Results:
     return Results(dir=str(directory / "results"), **changes)
 
 

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -19,6 +20,7 @@ from evald.errors import LedgerError
 from evald.point import PointKey
 from evald.results.follow import read_records
 from evald.results.ledger import Ledger
+from evald.results.pause import Pause
 from evald.results.records import Alert, RunEnd
 
 # --- what a crash leaves behind
@@ -115,47 +117,146 @@ async def test_two_terminal_records_in_a_file_are_read_the_last_one_wins(tmp_pat
 # --- disks that fail
 
 
-async def test_a_failed_write_is_undone_and_the_ledger_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evald.results.pause.LOOK_AGAIN_S", 0.01)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+@pytest.mark.usefixtures("_soon")
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS])
+async def test_a_record_waits_until_it_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    ledger = Ledger.open(config(tmp_path))
+    pause = Pause()
+    ledger = Ledger.open(config(tmp_path), pause=pause)
     await ledger.append(accepted(1))
     before = file(tmp_path).read_bytes()
     write = os.write
+    tried = []
 
-    def short(descriptor: int, line: bytes) -> int:
-        return write(descriptor, line[:10])
+    def broken(descriptor: int, line: bytes) -> int:
+        tried.append(line)
+        if len(tried) % 2:
+            return write(descriptor, line[:10])
+        raise OSError(number, os.strerror(number))
 
-    def full(_descriptor: int, _line: bytes) -> int:
+    with monkeypatch.context() as fault:
+        fault.setattr(os, "write", broken)
+        appending = asyncio.create_task(ledger.append(ended(1)))
+        behind = asyncio.create_task(ledger.append(accepted(2)))
+        await until(lambda: len(tried) > 4)
+        assert file(tmp_path).read_bytes() in {before, before + tried[0][:10]}
+        assert pause.why.startswith(f"cannot write {file(tmp_path)}: ")
+        assert ledger.last_seq == 1
+        assert len(ledger.index.ended_points()) == 0
+    await appending
+    await behind
+    ledger.close()
+    assert pause.why == ""
+    assert pause.total_s > 0.02
+    assert [record.seq for record in read_records(file(tmp_path))] == [1, 2, 3]
+    assert len(set(tried)) == 1  # not even the time differs
+
+
+async def test_a_ledger_is_taken_over_on_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fill(tmp_path)
+
+    def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    for broken in (short, full):
-        monkeypatch.setattr(os, "write", broken)
-        with pytest.raises(LedgerError, match=r"No space left on device; nothing was written"):
-            await ledger.append(ended(1))
-        monkeypatch.undo()
-        assert file(tmp_path).read_bytes() == before
-    await ledger.append(ended(1))
+    monkeypatch.setattr(os, "pwrite", full)
+    ledger = Ledger.open(config(tmp_path))
+    assert ledger.last_seq == 6
+    with pytest.raises(LedgerError, match="another evald"):
+        Ledger.open(config(tmp_path))
     ledger.close()
+
+
+@pytest.mark.usefixtures("_soon")
+async def test_a_line_that_the_disk_did_not_confirm_is_written_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pause = Pause()
+    ledger = Ledger.open(config(tmp_path), pause=pause)
+    sync, sizes = os.fdatasync, []
+
+    def broken(descriptor: int) -> None:
+        sizes.append(file(tmp_path).stat().st_size)
+        if len(sizes) < 3:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fdatasync", broken)
+    await ledger.append(accepted(1))
+    await ledger.append(accepted(2))
+    ledger.close()
+    assert sizes[0] == sizes[1] == sizes[2]  # taken away in between
     assert [record.seq for record in read_records(file(tmp_path))] == [1, 2]
 
 
-async def test_a_write_that_the_disk_did_not_confirm_stops_the_ledger(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.usefixtures("_soon")
+@pytest.mark.parametrize("foreign", [b"", b"somebody else's\n"])
+async def test_what_a_failed_write_left_is_removed_later_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, foreign: bytes
 ) -> None:
-    ledger = Ledger.open(config(tmp_path))
+    pause = Pause()
+    ledger = Ledger.open(config(tmp_path), pause=pause)
+    await ledger.append(accepted(1))
+    before = file(tmp_path).read_bytes()
 
-    def broken(_descriptor: int) -> None:
+    def broken(*_: object) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(os, "fdatasync", broken)
-    with pytest.raises(LedgerError, match="Input/output error; the newest line is in doubt"):
-        await ledger.append(accepted(1))
-    monkeypatch.undo()
-    with pytest.raises(LedgerError, match="in doubt"):
-        await ledger.append(accepted(2))
+    with monkeypatch.context() as fault:
+        fault.setattr(os, "fdatasync", broken)
+        fault.setattr(os, "ftruncate", broken)
+        appending = asyncio.create_task(ledger.append(ended(1)))
+        await until(lambda: pause.why)
+        left = file(tmp_path).read_bytes()
+        assert left.startswith(before)
+        assert len(left) > len(before)  # the whole line is there, and counts for nobody
+        with file(tmp_path).open("ab") as out:
+            out.write(foreign)
+    if foreign:
+        with pytest.raises(LedgerError, match="its end is not what evald has written"):
+            await appending
+        assert file(tmp_path).read_bytes() == left + foreign
+    else:
+        await appending
+        assert file(tmp_path).read_bytes() == left
     ledger.close()
-    assert Ledger.open(config(tmp_path)).last_seq == 1
+    assert pause.why == ""
+
+
+@pytest.mark.usefixtures("_soon")
+async def test_a_cancelled_wait_for_room_leaves_nothing_and_ends_the_pause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pause = Pause()
+    ledger = Ledger.open(config(tmp_path), pause=pause)
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as fault:
+        fault.setattr(os, "write", full)
+        appending = asyncio.create_task(ledger.append(ended(1)))
+        await until(lambda: pause.why)
+        appending.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await appending
+    assert pause.why == ""
+    await ledger.append(accepted(2))
+    ledger.close()
+    assert [record.step for record in read_records(file(tmp_path))] == [2]
 
 
 async def test_only_records_that_a_reader_relies_on_wait_for_the_disk(
@@ -179,7 +280,7 @@ async def test_a_ledger_that_was_moved_away_is_noticed(tmp_path: Path, *, replac
     file(tmp_path).rename(tmp_path / "moved")
     if replace:
         file(tmp_path).touch()
-    with pytest.raises(LedgerError, match=r"replaced by another one|No such file"):
+    with pytest.raises(LedgerError, match=r"replaced by another one|was moved away"):
         await ledger.append(ended(1))
     ledger.close()
     assert (tmp_path / "moved").read_bytes().count(b"\n") == 1
@@ -225,7 +326,7 @@ async def test_a_write_that_fails_after_cancellation_is_told(
     tmp_path: Path,
 ) -> None:
     ledger = Ledger.open(config(tmp_path))
-    await ledger.append(ended(1))
+    file(tmp_path).unlink()
     with capture_logs() as logs:
         task = asyncio.create_task(ledger.append(ended(1)))
         await asyncio.sleep(0)
@@ -234,7 +335,7 @@ async def test_a_write_that_fails_after_cancellation_is_told(
             await task
     ledger.close()
     assert [event["event"] for event in logs] == ["ledger_append_failed"]
-    assert "has already ended" in str(logs[0]["exc_info"])
+    assert "was moved away" in str(logs[0]["exc_info"])
 
 
 async def test_a_write_whose_task_was_killed_leaves_the_ledger_in_doubt(

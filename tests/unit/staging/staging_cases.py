@@ -145,9 +145,10 @@ def as_other_user(code: str, *arguments: object) -> str:
         [
             "import asyncio, os, pwd, sys, structlog",
             "from pathlib import Path",
-            "from evald.config import Staging",
+            "from evald import staging_notes",
+            "from evald.config import BlackBox, Config, Results, Staging",
             "from evald.errors import InvalidSnapshot",
-            "from evald.staging import digest, files, intake, retention, rights",
+            "from evald.staging import digest, files, inside, intake, retention, rights",
             "from evald.staging import scan, validate, words",
             become if os.geteuid() == 0 else "",
             code,

@@ -150,7 +150,7 @@ def test_overwriting_is_told_as_a_doubt(tmp_path: Path) -> None:
     directory = tmp_path / "checkpoint-40"
     (directory / SHARDS[1]).touch()
     seen = look("hf-trainer", tmp_path)
-    assert seen.unmarked == [directory]
+    assert list(seen.unmarked) == [directory]
     assert seen.doubtful[directory].startswith(
         f"cannot take snapshot {directory}: {SHARDS[1]} is newer than trainer_state.json"
     )

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from staging_cases import FUZZ, as_other_user, open_folder, staging
 
 from evald.staging import scan as scan_module
-from evald.staging.scan import Found, Layout, scan
+from evald.staging.scan import Found, Layout, Unfinished, scan
 
 
 def look(root: Path, **config: object) -> Found:
@@ -35,7 +35,7 @@ def test_snapshots_are_found_in_the_order_of_their_markers(tmp_path: Path) -> No
         (None, 1),
         (None, 3),
     ]
-    assert found.unmarked == [tmp_path / "step_9"]
+    assert list(found.unmarked) == [tmp_path / "step_9"]
     assert set(found.folders) == {tmp_path, tmp_path / "other"}
     assert found.free_bytes > 0
     assert look(tmp_path).marked == found.marked
@@ -66,7 +66,7 @@ def test_what_is_no_snapshot_is_passed_over(tmp_path: Path) -> None:
     (tmp_path / "step_6" / ".complete").mkdir(parents=True)
     found = look(tmp_path)
     assert found.marked == []
-    assert found.unmarked == [tmp_path / "step_6"]
+    assert list(found.unmarked) == [tmp_path / "step_6"]
 
 
 def test_patterns_with_folders(tmp_path: Path) -> None:
@@ -80,7 +80,9 @@ def test_patterns_with_folders(tmp_path: Path) -> None:
         (tmp_path / "r" / "global_step_0006" / "actor" / "huggingface", "r", 6),
     ]
     # still to be made, and known already
-    assert found.unmarked == [tmp_path / "global_step_5" / "actor" / "huggingface"]
+    assert found.unmarked == {
+        tmp_path / "global_step_5" / "actor" / "huggingface": Unfinished(5, None)
+    }
 
 
 def test_patterns_with_a_folder_in_front_and_a_repeated_step(tmp_path: Path) -> None:
@@ -164,7 +166,7 @@ def test_a_directory_that_may_not_be_entered() -> None:
         printed = as_other_user(
             """
 found = scan.scan(scan.Layout(Staging(root=sys.argv[1])))
-print(found.marked, found.unmarked, [path.name for path in found.closed])
+print(found.marked, list(found.unmarked), [path.name for path in found.closed])
 """,
             folder,
         )

@@ -15,6 +15,8 @@ from evald.status.listen import check_listen, parse_listen, show_address, tcp_li
 from evald.status.sample_files import samples_file
 from evald.status.token import TokenError, check_token, read_token
 
+SECRET = "secret-" * 3
+
 
 def tcp(listen: str | None = None, *, env: str | None = None, file: str | None = None) -> Status:
     return Status(listen=listen, token_env=env, token_file=file)
@@ -63,10 +65,16 @@ def test_a_good_listener_and_none() -> None:
     assert tcp_listener(Status(), {}) is None
     status = tcp("[::1]:8008", env="T")
     assert check_listen(status) == []
-    listener = tcp_listener(status, {"T": " secret\n"})
+    listener = tcp_listener(status, {"T": f" {SECRET}\n"})
     assert listener is not None
-    assert (listener.host, listener.port, listener.token) == ("::1", 8008, "secret")
-    assert "secret" not in repr(listener)
+    assert (listener.host, listener.port, listener.token) == ("::1", 8008, SECRET)
+    assert SECRET not in repr(listener)
+
+
+def test_a_short_token_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"status.token_env: the token has 15 characters, and"):
+        tcp_listener(tcp("h:1", env="T"), {"T": SECRET[:15]})
+    assert tcp_listener(tcp("h:1", env="T"), {"T": SECRET[:16]})
 
 
 def test_the_config_is_checked_and_its_token_file_made_absolute() -> None:

@@ -10,7 +10,7 @@ import pytest
 from evald.config import Aggregate
 from evald.evals.repetition import repeats
 from evald.evals.stats.aggregate import aggregate_metrics
-from evald.evals.stats.errors import Z95, wilson
+from evald.evals.stats.errors import wilson
 from evald.evals.stats.set_metrics import Earlier, StatsJob, set_metrics, version_step
 from evald.results.samples import SampleRecord
 
@@ -250,16 +250,21 @@ def test_aggregates_put_sets_and_their_errors_together() -> None:
     metrics = {
         "eval/a": 0.2,
         "eval/a/stderr": 0.03,
+        "eval/a/ci95_low": 0.14,
+        "eval/a/ci95_high": 0.28,
         "eval/a/delta_prev": 0.1,
         "eval/a/delta_prev_stderr": 0.02,
         "eval/b": 0.8,
         "eval/b/stderr": 0.04,
+        "eval/b/ci95_low": 0.72,
+        "eval/b/ci95_high": 0.86,
     }
     questions = {"a": 30, "b": 10}
     macro = aggregate_metrics(Aggregate(name="all", sets=["a", "b"]), metrics, questions)
     assert macro["eval/all"] == pytest.approx(0.5)
     assert macro["eval/all/stderr"] == pytest.approx(0.025)
-    assert macro["eval/all/ci95_high"] == pytest.approx(0.5 + Z95 * 0.025)
+    assert macro["eval/all/ci95_low"] == pytest.approx(0.5 - 0.05)
+    assert macro["eval/all/ci95_high"] == pytest.approx(0.5 + 0.5 * 0.1)
     assert "eval/all/delta_prev" not in macro  # b has none
     micro = aggregate_metrics(
         Aggregate(name="all", sets=["a", "b"], how="micro"), metrics, questions
