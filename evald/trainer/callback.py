@@ -12,13 +12,13 @@ import contextlib
 import functools
 import os
 import time
-import traceback
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import structlog
 from transformers.trainer_callback import TrainerCallback
 
+from evald.trainer.contract import trace_of
 from evald.trainer.dispatcher import EvalDispatcher
 from evald.trainer.trainer_log import OWN_STEP, SUMMARY, TrainerLog
 from evald.trainer.trainer_setup import base_model, check_trainer, reuse_options
@@ -178,6 +178,11 @@ class EvaldCallback(TrainerCallback):  # type: ignore[misc] # transformers is no
         try:
             return self._make()
         except ValueError as error:
+            if "cannot tell when" in str(error):
+                raise ValueError(
+                    "cannot tell when a step is due: give interval, steps or every_minutes, or "
+                    "epochs=True; steps=() evaluates only the last step"
+                ) from error
             if "without base_dir" not in str(error):
                 raise
             raise ValueError(
@@ -275,6 +280,4 @@ def _surviving(what: str) -> Iterator[None]:
         yield
     except Exception as error:  # noqa: BLE001
         # the boundary between training and its evaluation: whatever it is, it ends here
-        # as text: a logger that shows local variables would show weights and tokens
-        trace = "".join(traceback.format_exception(error))
-        log.warning("evald_callback_failed", what=what, detail=str(error), trace=trace)
+        log.warning("evald_callback_failed", what=what, detail=str(error), trace=trace_of(error))

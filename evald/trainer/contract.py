@@ -6,6 +6,7 @@ checkpoints, do without it.
 
 from __future__ import annotations
 
+import traceback
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -69,16 +70,23 @@ class Link(Protocol):
     Each call ends within the link's own timeout (a few seconds), so that training never stalls.
     """
 
+    #: goes up when another ledger has taken the place of the one that was read: begin again at 0.
+    restarts: int
+
+    @property
+    def where(self) -> str:
+        """Where a status is looked for, for people."""
+        ...
+
     def status(self) -> StatusView | None:
         """Return the newest status, however old (compare ``beat``); None when there is none."""
         ...
 
     def records(self, after: int) -> list[dict[str, Any]]:
-        """Return the ledger's records with ``seq`` above ``after``, oldest first; [] if none."""
-        ...
+        """Return records with ``seq`` above ``after``, oldest first, as many as it likes.
 
-    def samples(self, record_id: str, set_name: str) -> list[dict[str, Any]] | None:
-        """Return the samples of one eval set of a point; None when they cannot be read."""
+        [] if there are none, or while ``restarts`` goes up.
+        """
         ...
 
     def close(self) -> None:
@@ -96,3 +104,8 @@ class Carrier(Protocol):
         Raises PushError (NoSpace where the far end is full); a later call resumes.
         """
         ...
+
+
+def trace_of(error: Exception) -> str:
+    """Return a traceback as text: a logger that shows local variables would show tokens."""
+    return "".join(traceback.format_exception(error))

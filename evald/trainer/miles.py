@@ -29,6 +29,7 @@ by its path, ``evaluate_checkpoint``, ``dispose``, ``EvalSkip``, and ``rewards``
 from __future__ import annotations
 
 import asyncio
+import functools
 import math
 import os
 from collections.abc import Mapping
@@ -46,12 +47,11 @@ from miles.rollout.checkpoint_eval import (  # type: ignore[import-not-found]
 from miles.utils.types import Sample  # type: ignore[import-not-found]
 
 from evald.point import Kind
-from evald.trainer.contract import Link
 from evald.trainer.links.file_link import FileLink
 from evald.trainer.links.http_link import HttpLink
 from evald.trainer.point_records import NotMeasured
 from evald.trainer.push import carrier_for
-from evald.trainer.request import Ask, FarHand, Hand, Requester, RootHand
+from evald.trainer.request import Ask, Hand, Requester, hand_in_place, hand_over
 
 log = structlog.get_logger(__name__)
 
@@ -157,7 +157,7 @@ class Settings:
         if "EVALD_DESTINATION" in self._said and "EVALD_URL" not in self._said:
             raise _wrong("EVALD_DESTINATION needs EVALD_URL, over which the results come back")
 
-    def link(self) -> Link:
+    def link(self) -> FileLink | HttpLink:
         """Make the way to ask evald."""
         if "EVALD_URL" in self._said:
             return HttpLink(self._said["EVALD_URL"], token_file=self._said.get("EVALD_TOKEN_FILE"))
@@ -166,9 +166,9 @@ class Settings:
     def hand(self) -> Hand:
         """Make the way to give evald requests."""
         if "EVALD_ROOT" in self._said:
-            return RootHand(Path(self._said["EVALD_ROOT"]))
+            return functools.partial(hand_in_place, Path(self._said["EVALD_ROOT"]))
         destination = self._said["EVALD_DESTINATION"]
-        return FarHand(lambda root: carrier_for(destination, root=root))
+        return functools.partial(hand_over, lambda root: carrier_for(destination, root=root))
 
     def _seconds(self, name: str, default: float) -> float:
         text = self._said.get(name, str(default))

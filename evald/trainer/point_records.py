@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any, NamedTuple
 
+import msgspec
+
 from evald.errors import EvaldError
 from evald.point import Outcome
 from evald.trainer.contract import Link
@@ -29,6 +31,15 @@ class Answer(NamedTuple):
     sets: list[dict[str, Any]]
 
 
+class _Revision(msgspec.Struct):
+    first_seq: int
+    #: of the terminal record; None: it has not ended.
+    last_seq: int | None = None
+    is_measured: bool = False
+    #: an earlier revision has measured these weights: it answers no request.
+    is_regrade: bool = False
+
+
 class PointRecords:
     """Knows where the records of each point lie; what is needed of them is read again.
 
@@ -37,63 +48,67 @@ class PointRecords:
 
     def __init__(self, link: Link) -> None:
         self._link = link
+        self._restarts = link.restarts
         self.seq = 0
-        #: seq of the first record of each revision.
-        self._first: dict[PointName, dict[int, int]] = {}
-        #: seq of the terminal record, and whether the point was measured.
-        self._ends: dict[PointName, dict[int, tuple[int, bool]]] = {}
-        #: revisions of weights that an earlier one has measured: they answer no request.
-        self._regraded: dict[PointName, set[int]] = {}
+        self._points: dict[PointName, dict[int, _Revision]] = {}
 
     def forget(self) -> None:
         """Begin again at the start."""
         self.seq = 0
-        self._first.clear()
-        self._ends.clear()
-        self._regraded.clear()
+        self._points.clear()
 
     async def catch_up(self) -> None:
         """Take in what was appended since."""
-        while records := await asyncio.to_thread(self._link.records, self.seq):
-            for record in records:
-                self.seq = record["seq"]
-                if record["type"] not in {"accepted", "set", "point"}:
-                    continue
-                point, revision = point_name(record), record["revision"]
-                self._first.setdefault(point, {}).setdefault(revision, self.seq)
-                if record["type"] == "point":
-                    measured = record["outcome"] != Outcome.SKIPPED
-                    self._ends.setdefault(point, {})[revision] = self.seq, measured
-                    if "regraded_from" in record["provenance"]:
-                        self._regraded.setdefault(point, set()).add(revision)
+        while True:
+            records = await asyncio.to_thread(self._link.records, self.seq)
+            if self._restarts != self._link.restarts:
+                self._restarts = self._link.restarts
+                self.forget()  # it is another ledger now
+            elif not records:
+                return
+            else:
+                self._take(records)
+
+    def _take(self, records: list[dict[str, Any]]) -> None:
+        for record in records:
+            self.seq = record["seq"]
+            if record["type"] not in {"accepted", "set", "point"}:
+                continue
+            revisions = self._points.setdefault(point_name(record), {})
+            revision = revisions.setdefault(record["revision"], _Revision(self.seq))
+            if record["type"] == "point":
+                revision.last_seq = self.seq
+                revision.is_measured = record["outcome"] != Outcome.SKIPPED
+                revision.is_regrade = "regraded_from" in record["provenance"]
 
     def newest(self, point: PointName) -> int | None:
         """Return the highest revision known."""
-        return max(self._first.get(point, {}), default=None)
+        return max(self._points.get(point, {}), default=None)
 
     def newest_after(self, point: PointName, seq: int) -> int | None:
         """Return the highest revision with weights of its own that was not known up to ``seq``."""
-        firsts, regraded = self._first.get(point, {}), self._regraded.get(point, set())
+        known = self._points.get(point, {}).items()
         return max(
-            (one for one, first in firsts.items() if first > seq and one not in regraded),
-            default=None,
+            (n for n, one in known if one.first_seq > seq and not one.is_regrade), default=None
         )
 
     def has_ended(self, point: PointName, revision: int) -> bool:
         """Tell whether its terminal record is there."""
-        return revision in self._ends.get(point, {})
+        one = self._points.get(point, {}).get(revision)
+        return one is not None and one.last_seq is not None
 
     def newest_measured(self, point: PointName) -> int | None:
         """Return the highest revision that ended with a result."""
-        ends = self._ends.get(point, {})
-        return max((revision for revision, (_, measured) in ends.items() if measured), default=None)
+        known = self._points.get(point, {}).items()
+        return max((number for number, one in known if one.is_measured), default=None)
 
     async def answer(self, point: PointName, revision: int) -> Answer:
         """Read the records of an ended point; raises NotMeasured for a skipped one.
 
         A daemon that does not answer now is asked again, until the caller's deadline.
         """
-        after, (last, _) = self._first[point][revision] - 1, self._ends[point][revision]
+        known = self._points[point][revision]
+        after = known.first_seq - 1
         sets: dict[str, dict[str, Any]] = {}
         while True:
             records = await asyncio.to_thread(self._link.records, after)
@@ -104,7 +119,7 @@ class PointRecords:
                     continue
                 if record["revision"] == revision and kind == "set":
                     sets[record["set"]] = record
-                elif after == last:
+                elif after == known.last_seq:
                     return _judged(record, sets)
             if not records:
                 await asyncio.sleep(_AGAIN_S)

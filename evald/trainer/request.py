@@ -11,17 +11,14 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from evald.point import Kind, SkipReason
 from evald.status.view import StatusView
 from evald.trainer.contract import Carrier, ExportError, Link
-from evald.trainer.dispatcher.pulse import Pulse
+from evald.trainer.dispatcher.pulse import SETTLED_BEATS, Pulse
 from evald.trainer.point_records import Answer, NotMeasured, PointName, PointRecords
 from evald.trainer.publish import write_request
-
-#: beats after which what a ledger on a network file system holds is sure to have been read.
-_SETTLED_BEATS = 2
 
 
 class Ask(NamedTuple):
@@ -32,74 +29,31 @@ class Ask(NamedTuple):
     kind: Kind = Kind.STEP
 
 
-class Given(Protocol):
-    """A request on its way."""
-
-    def is_read(self) -> bool:
-        """Tell whether evald has taken it; False also where that cannot be seen."""
-        ...
-
-    def take_back(self) -> None:
-        """Withdraw it if evald has not taken it."""
-        ...
+#: hands a point of a run to evald; blocking. Returns the request, which evald removes once it has
+#: read it; None where that cannot be seen. Raises ExportError, or OSError.
+Hand = Callable[[Ask, str], Path | None]
 
 
-class Hand(Protocol):
-    """How a request gets to evald."""
-
-    def give(self, ask: Ask, run: str | None) -> Given:
-        """Hand it over. Blocking; raises ExportError, or OSError."""
-        ...
-
-
-class RootHand:
-    """Puts requests into a staging root that both sides see; the directory stays where it is."""
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-
-    def give(self, ask: Ask, run: str | None) -> Given:
-        """Write a request; raises OSError."""
-        return _Written(_write(self._root, ask, run))
+def hand_in_place(root: Path, ask: Ask, run: str) -> Path:
+    """Put a request into a staging root that both sides see; the directory stays where it is."""
+    kind = "baseline" if ask.kind is Kind.BASELINE else "reuse"
+    content: dict[str, Any] = {"kind": kind, "step": ask.step}
+    if ask.directory is not None:
+        content["path"] = str(ask.directory.absolute())
+    return write_request(root, f"{kind}_{ask.step}", content, run=run)
 
 
-class _Written:
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def is_read(self) -> bool:
-        return not self._path.exists()
-
-    def take_back(self) -> None:
-        self._path.unlink(missing_ok=True)
-
-
-class FarHand:
-    """Brings snapshots to the staging root of another host, where they keep their names.
+def hand_over(carrier: Callable[[Path], Carrier], ask: Ask, run: str) -> None:
+    """Copy the directory to another host's root, or for a baseline a request without a path.
 
     ``carrier`` makes a carrier from the folder that what it carries lies in.
     """
-
-    def __init__(self, carrier: Callable[[Path], Carrier]) -> None:
-        self._carrier = carrier
-
-    def give(self, ask: Ask, run: str | None) -> Given:
-        """Copy the directory, or for a baseline a request without a path; raises ExportError."""
-        if ask.kind is Kind.BASELINE or ask.directory is None:
-            with tempfile.TemporaryDirectory(prefix="evald-request-") as spool:
-                path = _write(Path(spool), ask._replace(directory=None), run)
-                self._carrier(path.parent).carry(path)
-        else:
-            self._carrier(ask.directory.parent).carry(ask.directory)
-        return _Carried()
-
-
-class _Carried:
-    def is_read(self) -> bool:
-        return False
-
-    def take_back(self) -> None:
-        pass
+    if ask.kind is Kind.BASELINE or ask.directory is None:
+        with tempfile.TemporaryDirectory(prefix="evald-request-") as spool:
+            path = hand_in_place(Path(spool), ask._replace(directory=None), run)
+            carrier(path.parent).carry(path)
+    else:
+        carrier(ask.directory.parent).carry(ask.directory)
 
 
 class Requester:
@@ -152,17 +106,17 @@ class Requester:
         if ask.kind is Kind.BASELINE and known is not None:
             return await self._ledger.answer(point, known)
         before = self._ledger.seq
-        given = await self._give(ask)
+        request = await self._give(ask, point[0])
         try:
-            return await self._wait(point, before, given)
+            return await self._wait(point, before, request)
         finally:
-            given.take_back()
+            _withdraw(request)
 
     async def _find_daemon(self) -> StatusView:
         """Wait for a beat; read a ledger that began anew from its start."""
         known = self._ledger.seq
         # the first beat may be older than what was read last
-        for _ in range(_SETTLED_BEATS):
+        for _ in range(SETTLED_BEATS):
             status = await self._next_beat()
             if status.last_seq >= known:
                 return status
@@ -187,8 +141,8 @@ class Requester:
             )
         return status if self._pulse.moved else None
 
-    async def _give(self, ask: Ask) -> Given:
-        giving = asyncio.ensure_future(asyncio.to_thread(self._hand.give, ask, self._run))
+    async def _give(self, ask: Ask, run: str) -> Path | None:
+        giving = asyncio.ensure_future(asyncio.to_thread(self._hand, ask, run))
         try:
             return await asyncio.shield(giving)
         except asyncio.CancelledError:
@@ -200,31 +154,32 @@ class Requester:
                 f"cannot hand step {ask.step} to evald: {error}", reason=reason
             ) from error
 
-    async def _wait(self, point: PointName, before: int, given: Given) -> Answer:
+    async def _wait(self, point: PointName, before: int, request: Path | None) -> Answer:
         beats_since = 0
         while True:
             # asked first: evald removes a request after the record that it led to
-            is_read = given.is_read()
+            is_read = request is not None and _is_gone(request)
             status = await self._look()
             await self._ledger.catch_up()
             if is_read and status is not None and status.last_seq <= self._ledger.seq:
                 beats_since += 1
             revision = self._ledger.newest_after(point, before)
-            if revision is None and beats_since >= _SETTLED_BEATS:
+            if revision is None and beats_since >= SETTLED_BEATS:
                 revision = self._ledger.newest(point)
             if revision is not None and self._ledger.has_ended(point, revision):
                 return await self._ledger.answer(point, revision)
             await asyncio.sleep(self._poll_s)
 
 
-def _write(root: Path, ask: Ask, run: str | None) -> Path:
-    kind = "baseline" if ask.kind is Kind.BASELINE else "reuse"
-    content: dict[str, Any] = {"kind": kind, "step": ask.step}
-    if ask.directory is not None:
-        content["path"] = str(ask.directory.absolute())
-    return write_request(root, f"{kind}_{ask.step}", content, run=run)
+def _is_gone(request: Path) -> bool:
+    return not request.exists()
 
 
-def _take_back(giving: asyncio.Future[Given]) -> None:
+def _withdraw(request: Path | None) -> None:
+    if request is not None:
+        request.unlink(missing_ok=True)
+
+
+def _take_back(giving: asyncio.Future[Path | None]) -> None:
     if not giving.cancelled() and giving.exception() is None:
-        giving.result().take_back()
+        _withdraw(giving.result())

@@ -8,11 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
-import numbers
-import operator
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,32 +18,11 @@ from evald.point import SHARED
 from evald.trainer.contract import Link
 from evald.trainer.links.file_link import FileLink
 from evald.trainer.publish import write_request
+from evald.trainer.values import step_number, wait_seconds
 
 _POLL_S = 0.1
-#: as many digits as evald reads in the name of a snapshot.
-_STEP_DIGITS = 15
 #: gives a request to evald, by name and content; what it returns takes it back, if it still can.
 Post = Callable[[str, dict[str, Any]], Callable[[], None]]
-
-
-def step_number(name: str, value: Any) -> int:
-    """Return a step's number as an int (numpy's are fine); raises ValueError for anything else."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise ValueError(  # noqa: TRY004 - wrong arguments are one kind of error
-            f"cannot use a {type(value).__name__} as {name}: give a whole number, an int"
-        )
-    number = operator.index(value)
-    if abs(number) >= 10**_STEP_DIGITS:
-        raise ValueError(f"cannot use {name}: it has more than {_STEP_DIGITS} digits")
-    return number
-
-
-def wait_seconds(name: str, value: Any) -> float:
-    """Return a wait's length (inf: as long as can be); raises ValueError for what is none."""
-    numeric = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not numeric or math.isnan(value):
-        raise ValueError(f"cannot wait for {name}={value!r}: give a number of seconds")
-    return min(float(value), threading.TIMEOUT_MAX)
 
 
 @contextlib.contextmanager
@@ -97,7 +72,7 @@ def shared_eval(
             stack.callback(link.close)
         else:
             link = results
-        answers = _Answers(link, step, weight_version, run)
+        answers = _Ends(link, step, weight_version, run)
         for record in answers.read():
             if record.get("outcome") != "skipped":
                 return record  # evald measures the same weights of a step only once
@@ -113,7 +88,7 @@ def shared_eval(
     return None
 
 
-class _Answers:
+class _Ends:
     """The terminal records of one step on one weight version, as they come."""
 
     def __init__(self, link: Link, step: int, weight_version: str, run: str | None) -> None:
@@ -122,9 +97,12 @@ class _Answers:
         self._fingerprint = SHARED + weight_version
         self._run = run
         self._seq = 0
+        self._restarts = link.restarts
 
     def read(self) -> Iterator[dict[str, Any]]:
-        """Yield what is new."""
+        """Yield what is new; of a ledger that took the other's place, all of it."""
+        if self._restarts != self._link.restarts:
+            self._restarts, self._seq = self._link.restarts, 0
         while records := self._link.records(self._seq):
             for record in records:
                 self._seq = max(self._seq, record["seq"])

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
-import traceback
 from typing import Any
 
 import structlog
+
+from evald.trainer.contract import trace_of
 
 log = structlog.get_logger(__name__)
 
@@ -73,14 +74,12 @@ class TrainerLog:
             # the boundary: somebody's reporter must not end the training over a late point
             if name not in self._broken:
                 self._broken.add(name)
-                # as text: a logger that shows local variables would show tokens
-                trace = "".join(traceback.format_exception(error))
                 log.warning(
                     "reporter_failed",
                     callback=name,
                     step=state.global_step,
                     detail=str(error),
-                    trace=trace,
+                    trace=trace_of(error),
                 )
             return control
         return control if told is None or not self._may_steer else told

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
-from evald.trainer.dispatcher.schedule import Schedule, whole
+from evald.trainer.dispatcher.schedule import Schedule
+from evald.trainer.values import AnyPath, above_zero, one_of, whole
 
 _STEP = "{step}"
 #: run ids become path components and parts of metric names.
@@ -18,25 +18,66 @@ _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,127}")
 
 
 class Arguments(msgspec.Struct, frozen=True, kw_only=True):
-    """The arguments of an ``EvalDispatcher``, as it documents them."""
+    """The arguments of an ``EvalDispatcher``, as it documents them.
+
+    Raises ValueError, with the remedy, for what is wrong or contradicts itself.
+    """
 
     root: Path
-    base_dir: str | os.PathLike[str] | None
+    base_dir: AnyPath | None
     run: str | None
     schedule: Schedule
     baseline: bool
-    baseline_step: int
+    baseline_step: int | None
     baseline_path: Path | None
     overflow: Literal["skip", "backpressure"]
     max_in_flight: int | None
     backpressure_timeout_s: float
     dead_after_s: float
     mode: Literal["sync", "async", "reuse"]
+    save_interval: int | None
     checkpoint_path: str | None
     pattern: str
     marker: str
     #: the staging root is another host's.
     far: bool
+    #: the caller has an exporter.
+    has_exporter: bool
+
+    def __post_init__(self) -> None:
+        """Check them."""
+        one_of("overflow", self.overflow, ("skip", "backpressure"))
+        one_of("mode", self.mode, ("sync", "async", "reuse"))
+        if _STEP not in self.pattern:
+            raise ValueError(
+                f'cannot name snapshots: pattern={self.pattern!r} lacks "{_STEP}"; put it in'
+            )
+        if self.run is not None and not _RUN_NAME.fullmatch(self.run):
+            raise ValueError(
+                f"cannot use run={self.run!r}: it becomes a part of file and metric names; use "
+                "letters, digits and . _ @ + -, the first a letter or digit, at most 128"
+            )
+        if self.max_in_flight is not None:
+            whole("max_in_flight", self.max_in_flight, least=1)
+        above_zero("backpressure_timeout_s", self.backpressure_timeout_s, "seconds")
+        above_zero("dead_after_s", self.dead_after_s, "seconds")
+        if self.mode == "reuse":
+            _check_reuse(self.schedule, self.save_interval, self.checkpoint_path)
+        else:
+            self._check_export()
+        first, point = self.schedule.first_step, self.baseline_point
+        if self.baseline and point >= first:
+            raise ValueError(
+                f"cannot draw the baseline at baseline_step={point}: with first_step={first} that "
+                f"is a training step's place; use {first - 1}, or baseline=False"
+            )
+
+    @property
+    def baseline_point(self) -> int:
+        """The step at which the baseline is drawn."""
+        if self.baseline_step is None:
+            return self.schedule.first_step - 1
+        return whole("baseline_step", self.baseline_step, least=-999)
 
     @property
     def base_folder(self) -> Path | None:
@@ -44,6 +85,14 @@ class Arguments(msgspec.Struct, frozen=True, kw_only=True):
         if self.base_dir is None or not Path(self.base_dir).is_dir():
             return None
         return Path(self.base_dir).absolute()
+
+    def refuse_missing_base(self) -> None:
+        """Raise ValueError for a base directory that is not here; for rank 0, which reads it."""
+        if self.base_dir is not None and Path(self.base_dir).is_absolute() and not self.base_folder:
+            raise ValueError(
+                f"cannot use base_dir={os.fspath(self.base_dir)!r}: there is no such directory on "
+                "this host; give the base model's directory, or its hub id"
+            )
 
     @property
     def baseline_model(self) -> Path | None:
@@ -54,88 +103,17 @@ class Arguments(msgspec.Struct, frozen=True, kw_only=True):
         has_weights = folder is not None and any(folder.glob("*.safetensors"))
         return folder if has_weights else None
 
-
-def check_arguments(
-    schedule: Schedule,
-    *,
-    root: str | os.PathLike[str],
-    base_dir: str | os.PathLike[str] | None,
-    run: str | None,
-    baseline: bool,
-    baseline_step: int | None,
-    baseline_path: str | os.PathLike[str] | None,
-    overflow: Any,
-    max_in_flight: int | None,
-    backpressure_timeout_s: float,
-    dead_after_s: float,
-    mode: Any,
-    save_interval: int | None,
-    checkpoint_path: str | None,
-    pattern: str,
-    marker: str,
-    results: object,
-    url: str | None,
-    token: object,
-    destination: str | None,
-    exporter: object,
-    link: object,
-    carrier: object,
-) -> Arguments:
-    """Return the checked arguments; raises ValueError with the remedy."""
-    _one_of("overflow", overflow, ("skip", "backpressure"))
-    _one_of("mode", mode, ("sync", "async", "reuse"))
-    if _STEP not in pattern:
-        raise ValueError(f'cannot name snapshots: pattern={pattern!r} lacks "{_STEP}"; put it in')
-    if run is not None and not _RUN_NAME.fullmatch(run):
-        raise ValueError(
-            f"cannot use run={run!r}: it becomes a part of file and metric names; use letters, "
-            "digits and . _ @ + -, the first a letter or digit, at most 128"
-        )
-    if max_in_flight is not None:
-        max_in_flight = whole("max_in_flight", max_in_flight, least=1)
-    _seconds("backpressure_timeout_s", backpressure_timeout_s)
-    _seconds("dead_after_s", dead_after_s)
-    if mode == "reuse":
-        _check_reuse(schedule, save_interval, checkpoint_path)
-    else:
-        _check_export(save_interval, checkpoint_path, base_dir, exporter)
-    _check_ways(results, url, token, destination, link, carrier)
-    far = destination is not None or carrier is not None or url is not None
-    return Arguments(
-        root=Path(root).absolute(),
-        base_dir=base_dir,
-        run=run,
-        schedule=schedule,
-        baseline=baseline,
-        baseline_step=_baseline_step(schedule, baseline_step, baseline=baseline),
-        baseline_path=_baseline_path(baseline_path, far=far),
-        overflow=overflow,
-        max_in_flight=max_in_flight,
-        backpressure_timeout_s=backpressure_timeout_s,
-        dead_after_s=dead_after_s,
-        mode=mode,
-        checkpoint_path=checkpoint_path,
-        pattern=pattern,
-        marker=marker,
-        far=far,
-    )
-
-
-def _baseline_step(schedule: Schedule, given: int | None, *, baseline: bool) -> int:
-    step = schedule.first_step - 1 if given is None else whole("baseline_step", given, least=-999)
-    if baseline and step >= schedule.first_step:
-        raise ValueError(
-            f"cannot draw the baseline at baseline_step={step}: with first_step="
-            f"{schedule.first_step} that is a training step's place; use "
-            f"{schedule.first_step - 1}, or baseline=False"
-        )
-    return step
-
-
-def _baseline_path(given: str | os.PathLike[str] | None, *, far: bool) -> Path | None:
-    if given is None:
-        return None
-    return Path(given) if far else Path(given).absolute()
+    def _check_export(self) -> None:
+        if self.save_interval is not None or self.checkpoint_path is not None:
+            raise ValueError(
+                "cannot use save_interval or checkpoint_path when snapshots are exported: use "
+                "mode='reuse', or leave them out"
+            )
+        if self.base_dir is None and not self.has_exporter:
+            raise ValueError(
+                "cannot export snapshots without base_dir: give the base model's directory, which "
+                "has their tokenizer and config; or use mode='reuse'"
+            )
 
 
 def _check_reuse(
@@ -152,61 +130,3 @@ def _check_reuse(
             "that the trainer saves"
         )
     schedule.refuse_unsaved(whole("save_interval", save_interval, least=1))
-
-
-def _check_export(
-    save_interval: int | None, checkpoint_path: str | None, base_dir: object, exporter: object
-) -> None:
-    if save_interval is not None or checkpoint_path is not None:
-        raise ValueError(
-            "cannot use save_interval or checkpoint_path when snapshots are exported: use "
-            "mode='reuse', or leave them out"
-        )
-    if base_dir is None and exporter is None:
-        raise ValueError(
-            "cannot export snapshots without base_dir: give the base model's directory, which has "
-            "their tokenizer and config; or use mode='reuse'"
-        )
-
-
-def _check_ways(
-    results: object,
-    url: str | None,
-    token: object,
-    destination: str | None,
-    link: object,
-    carrier: object,
-) -> None:
-    ways = [
-        name
-        for name, value in (("results", results), ("url", url), ("link", link))
-        if value is not None
-    ]
-    if len(ways) > 1:
-        raise ValueError(f"cannot ask evald by {' and '.join(ways)} at once: give one of them")
-    if token is not None and url is None:
-        raise ValueError("cannot use a token without url: it is for the daemon's HTTP API")
-    if destination is not None and carrier is not None:
-        raise ValueError("cannot use destination and carrier at once: give one of them")
-    beyond = carrier is not None or (destination is not None and is_far(destination))
-    if beyond and url is None and link is None:
-        raise ValueError(
-            "cannot know what becomes of snapshots on another host: give url, the daemon's HTTP "
-            "API, and its token"
-        )
-
-
-def is_far(destination: str) -> bool:
-    """Tell whether a destination names a host; else it is a directory that is seen from here."""
-    return ":" in destination.partition("/")[0]
-
-
-def _one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ValueError(f"cannot use {name}={value!r}: give {' or '.join(map(repr, allowed))}")
-
-
-def _seconds(name: str, value: Any) -> None:
-    numeric = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not numeric or not math.isfinite(value) or value <= 0:
-        raise ValueError(f"cannot use {name}={value!r}: give seconds, above 0")

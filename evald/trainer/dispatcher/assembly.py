@@ -6,25 +6,28 @@ import concurrent.futures
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from evald.errors import EvaldError
-from evald.trainer.contract import Alone, Carrier, Link, Ranks
-from evald.trainer.dispatcher.arguments import Arguments, is_far
+from evald.trainer.contract import Alone, Link, Ranks
+from evald.trainer.dispatcher.arguments import Arguments
 from evald.trainer.dispatcher.courier import Courier
 from evald.trainer.dispatcher.desk import Desk
 from evald.trainer.dispatcher.node import Node
 from evald.trainer.dispatcher.outbox import Outbox
-from evald.trainer.links.file_link import FileLink
+from evald.trainer.dispatcher.traffic import Traffic
+from evald.trainer.dispatcher.ways import Ways
 
 
 class Exporter(Protocol):
     """Publishes weights as snapshots; every rank calls it. ``SnapshotExporter`` is one."""
 
     def export(
-        self, weights: Any, step: int, *, final: bool = False
+        self, weights: Any, step: int, *, final: bool = False, run: str | None = None
     ) -> concurrent.futures.Future[Path]:
-        """Begin an export, at the latest once the one before has ended; failures are its result."""
+        """Begin an export, at the latest once the one before has ended; failures are its result.
+
+        ``run``: for the manifest; None: as the exporter was told itself.
+        """
         ...
 
     def close(self, timeout_s: float = ...) -> None:
@@ -32,97 +35,23 @@ class Exporter(Protocol):
         ...
 
 
-def find_ranks() -> tuple[Ranks, Callable[[], None]]:
-    """Return the job's processes, by torch.distributed if it is in use, and what closes them."""
-    if "torch" not in sys.modules:
-        return Alone(), _nothing
-    from evald.trainer.ranks import Processes, current_ranks  # noqa: PLC0415 - needs torch
+@runtime_checkable
+class Prepares(Exporter, Protocol):
+    """One that can take its memory before the first export."""
 
-    ranks = current_ranks()
-    return ranks, ranks.close if isinstance(ranks, Processes) else _nothing
+    def prepare(self, weights: Any) -> None:
+        """Take it; every rank calls it. Raises ValueError for weights that are none."""
+        ...
 
 
 def _nothing() -> None:
     """Close nothing."""
 
 
-def build_exporter(arguments: Arguments, ranks: Ranks, options: Mapping[str, Any]) -> Exporter:
-    """Build the exporter of this package; raises ValueError for ``options`` that it refuses."""
-    from evald.trainer.export import SnapshotExporter  # noqa: PLC0415 - needs torch
-
-    return SnapshotExporter(
-        arguments.root,
-        base_dir=arguments.base_dir,
-        run=arguments.run,
-        mode="async" if arguments.mode == "async" else "sync",
-        pattern=arguments.pattern,
-        marker=arguments.marker,
-        ranks=ranks,
-        **options,
-    )
-
-
-class Ways:
-    """How the job reaches the daemon, as it was told; built only on rank 0."""
-
-    def __init__(
-        self,
-        *,
-        results: Any,
-        url: str | None,
-        token: str | None,
-        token_file: Any,
-        destination: str | None,
-        link: Link | None,
-        carrier: Carrier | None,
-    ) -> None:
-        self._results = results
-        self._url = url
-        self._token = token
-        self._token_file = token_file
-        self._destination = destination
-        self._link = link
-        self._carrier = carrier
-
-    def root(self, arguments: Arguments) -> Path:
-        """Return where the daemon's root is seen from here: a spool is not it."""
-        local = self._destination is not None and not is_far(self._destination)
-        return Path(self._destination or "").expanduser() if local else arguments.root
-
-    def link(self, arguments: Arguments) -> Link:
-        """Build the way to ask; raises ValueError or EvaldError for a bad URL or token.
-
-        A token that the daemon refuses is told now; a daemon that is not there yet is no error.
-        """
-        if self._link is not None:
-            return self._link
-        if self._url is None:
-            return FileLink(self.root(arguments), self._results)
-        from evald.trainer.links.http_link import HttpLink  # noqa: PLC0415 - one host does without
-
-        link = HttpLink(self._url, self._token, self._token_file)
-        try:
-            link.check()
-        except EvaldError as error:
-            link.close()
-            raise ValueError(str(error)) from error
-        return link
-
-    def courier(self, arguments: Arguments, link: Link) -> Courier | None:
-        """Build the way for snapshots; None: the root is the daemon's own.
-
-        Raises ValueError for a destination that is none, EvaldError where a program is missing.
-        """
-        carrier = self._carrier
-        if self._destination is not None:
-            from evald.trainer.push import carrier_for  # noqa: PLC0415 - one host does without
-
-            carrier = carrier_for(
-                self._destination, root=arguments.root, marker=arguments.marker, link=link
-            )
-        if carrier is None:
-            return None
-        return Courier(carrier, arguments.root, marker=arguments.marker)
+def _no_fault(weights: Any, step: int) -> str | None:
+    """Leave the weights to an exporter that knows more of them."""
+    del weights, step
+    return None
 
 
 class Parts(NamedTuple):
@@ -130,6 +59,8 @@ class Parts(NamedTuple):
 
     ranks: Ranks
     exporter: Exporter | None
+    #: says what is wrong with weights that are none.
+    fault_of: Callable[[Any, int], str | None] = _no_fault
     #: lets go of ranks that were found here.
     close_ranks: Callable[[], None] = _nothing
     desk: Desk | None = None
@@ -149,24 +80,44 @@ def build_parts(
     sleep: Callable[[float], None],
 ) -> Parts:
     """Build what this rank needs; collective."""
-    ranks, close_ranks = (ranks, _nothing) if ranks is not None else find_ranks()
+    close_ranks, fault_of = _nothing, _no_fault
+    if ranks is None and "torch" not in sys.modules:
+        ranks = Alone()
+    elif ranks is None:
+        from evald.trainer.ranks import Processes, current_ranks  # noqa: PLC0415 - needs torch
+
+        ranks = current_ranks()
+        close_ranks = ranks.close if isinstance(ranks, Processes) else _nothing
     if exporter is None and arguments.mode != "reuse":
-        exporter = build_exporter(arguments, ranks, export_options)
+        from evald.trainer.export import SnapshotExporter  # noqa: PLC0415 - needs torch
+        from evald.trainer.export.meeting import fault_of  # noqa: PLC0415
+
+        exporter = SnapshotExporter(
+            arguments.root,
+            base_dir=arguments.base_dir,
+            run=arguments.run,
+            mode=arguments.mode,
+            pattern=arguments.pattern,
+            marker=arguments.marker,
+            ranks=ranks,
+            **export_options,
+        )
     if ranks.rank != 0:
-        return Parts(ranks, exporter, close_ranks)
-    link = ways.link(arguments)
-    courier = ways.courier(arguments, link)
+        return Parts(ranks, exporter, fault_of, close_ranks)
+    arguments.refuse_missing_base()
+    link = ways.make_link(arguments)
+    courier = ways.make_courier(arguments, link)
     node = Node(
         link,
-        root=ways.root(arguments),
+        place=ways.place(arguments),
         run=arguments.run,
         cap=arguments.max_in_flight,
         dead_after_s=arguments.dead_after_s,
         after_seq=after_seq,
         monotonic=monotonic,
     )
-    outbox = Outbox(arguments.root, run=arguments.run, pattern=arguments.pattern, courier=courier)
-    desk = Desk(
+    outbox = Outbox(arguments.root, pattern=arguments.pattern, courier=courier)
+    traffic = Traffic(
         arguments, node=node, outbox=outbox, courier=courier, monotonic=monotonic, sleep=sleep
     )
-    return Parts(ranks, exporter, close_ranks, desk, link, courier)
+    return Parts(ranks, exporter, fault_of, close_ranks, Desk(arguments, traffic), link, courier)

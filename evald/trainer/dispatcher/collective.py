@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
-import time
-import traceback
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,16 +11,19 @@ from typing import Any, TypeVar
 import structlog
 
 from evald.errors import EvaldError
-from evald.trainer.contract import ExportError, Ranks
-from evald.trainer.dispatcher.agreement import Agreement
-from evald.trainer.dispatcher.assembly import Exporter
-from evald.trainer.dispatcher.desk import EXPORT, Decision, Desk
-from evald.trainer.dispatcher.faults import fault_of
-from evald.trainer.dispatcher.outcomes import Dispatched
+from evald.point import SkipReason
+from evald.trainer.contract import ExportError, trace_of
+from evald.trainer.dispatcher.assembly import Parts, Prepares
+from evald.trainer.dispatcher.desk import Decision, Desk
+from evald.trainer.dispatcher.outcomes import Dispatched, Export
+from evald.trainer.failure import skip_of
 
 log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
+#: while rank 0 waits, the others hear from it this often: far below any rank's own timeout.
+_SIGN_OF_LIFE_S = 20.0
+_WAIT = "evald: wait"
 
 
 def guarded(what: str, work: Callable[[], T], otherwise: Callable[[Exception], T]) -> T:
@@ -32,55 +34,70 @@ def guarded(what: str, work: Callable[[], T], otherwise: Callable[[Exception], T
     try:
         return work()
     except Exception as error:  # noqa: BLE001 - this boundary is for whatever may come
-        # as text: a logger that shows local variables would show weights and tokens
-        own = isinstance(error, EvaldError)
-        trace = {} if own else {"trace": "".join(traceback.format_exception(error))}
+        trace = {} if isinstance(error, EvaldError) else {"trace": trace_of(error)}
         log.warning("dispatcher_fault", what=what, detail=str(error), **trace)
         return otherwise(error)
 
 
 class Collective:
-    """One process's share: ``desk`` is rank 0's, and None on every other rank."""
+    """One process's share of what the ranks do together."""
 
-    def __init__(
-        self,
-        ranks: Ranks,
-        *,
-        desk: Desk | None,
-        exporter: Exporter | None,
-        monotonic: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._agreement = Agreement(ranks, monotonic)
-        self._desk = desk
-        self._exporter = exporter
+    def __init__(self, parts: Parts, monotonic: Callable[[], float]) -> None:
+        self._ranks = parts.ranks
+        self._monotonic = monotonic
+        #: when the others last heard of rank 0; None: they wait for nothing.
+        self._heard_s: float | None = None
+        self._desk = desk = parts.desk
+        self._exporter = parts.exporter
         self._exports: list[tuple[int, concurrent.futures.Future[Path]]] = []
+        self._is_prepared = False
         if desk is not None:
-            desk.on_turn = self._on_turn
-
-    @property
-    def leads(self) -> bool:
-        """Whether this is rank 0."""
-        return self._agreement.leads
+            desk.traffic.on_turn = self._on_turn
 
     def agree(self, mine: Callable[[], T], otherwise: T) -> T:
         """Return rank 0's value on every rank, or ``otherwise`` when a rank is lost."""
         try:
-            heard: T = self._agreement.decide(mine)
+            heard: T = self._hear(mine)
         except ExportError as lost:
             log.warning("ranks_lost", detail=str(lost))
             return otherwise
         return heard
 
+    def baseline(self, step: int) -> Dispatched:
+        """Ask for the base model's point."""
+        lost = Dispatched("skipped", step, SkipReason.EXPORT_FAILED, "see the log")
+
+        def ask() -> Dispatched:
+            if self._desk is None:
+                return lost
+            return guarded("ask for the baseline", self._desk.decide_baseline, lambda _: lost)
+
+        self.settle()
+        return self.agree(ask, lost)
+
     def give(
         self, step: int, weights: Any, decide: Callable[[Desk], Decision], *, final: bool
     ) -> Dispatched:
         """Do what rank 0 decides about a step: nothing more, or export its weights."""
+        self.settle()
         decision: Decision
         try:
-            decision = self._agreement.decide(lambda: self._decide(step, decide))
+            decision = self._hear(lambda: self._decide(step, decide))
         except ExportError as lost:
             return self._failed(step, lost)
-        return self._export(step, weights, final=final) if decision == EXPORT else decision
+        if isinstance(decision, Export):
+            return self._export(step, weights, decision, final=final)
+        return decision
+
+    def prepare(self, weights: Any) -> None:
+        """Let the exporter take its memory, once: the first step that is due waits less."""
+        if self._is_prepared:
+            return
+        self._is_prepared = True
+        if isinstance(self._exporter, Prepares):
+            # weights that this rank, or another one, has only when they are due: then not
+            with contextlib.suppress(ValueError):
+                self._exporter.prepare(weights)
 
     def settle(self) -> dict[int, Dispatched]:
         """Take in exports that have ended; return the failed ones by step. Never waits."""
@@ -91,9 +108,9 @@ class Collective:
             if error is not None:
                 failed[step] = self._failed(step, error)
             elif self._desk is not None:
-                self._desk.export_ended(step, future.result())
+                self._desk.traffic.export_ended(step, future.result())
         if self._desk is not None:
-            guarded("settle", self._desk.settle, lambda _: None)
+            guarded("settle", self._desk.traffic.settle, lambda _: None)
         return failed
 
     def finish_exports(self, timeout_s: float) -> dict[int, Dispatched]:
@@ -102,8 +119,26 @@ class Collective:
         return self.settle()
 
     def _on_turn(self) -> None:
+        """Go on while rank 0 waits; now and then the others are told that it does."""
         self.settle()
-        self._agreement.keep_waiting()
+        now_s = self._monotonic()
+        if self._heard_s is not None and now_s - self._heard_s >= _SIGN_OF_LIFE_S:
+            self._heard_s = now_s
+            if self._ranks.size > 1:
+                self._ranks.exchange(_WAIT)
+
+    def _hear(self, decide: Callable[[], Any]) -> Any:
+        """Return what ``decide`` returns on rank 0; the others wait for it. Raises PeerLost."""
+        if self._ranks.rank != 0:
+            while (heard := self._ranks.exchange(None)[0]) == _WAIT:
+                pass
+            return heard
+        self._heard_s = self._monotonic()
+        try:
+            decision = decide()
+        finally:
+            self._heard_s = None
+        return self._ranks.exchange(decision)[0]
 
     def _decide(self, step: int, decide: Callable[[Desk], Decision]) -> Decision:
         desk = self._desk
@@ -112,31 +147,31 @@ class Collective:
         return guarded(
             f"decide about step {step}",
             lambda: decide(desk),
-            lambda error: desk.skip(step, *fault_of(error, step)),
+            lambda error: desk.traffic.skip(step, *skip_of(error, step)),
         )
 
-    def _export(self, step: int, weights: Any, *, final: bool) -> Dispatched:
+    def _export(self, step: int, weights: Any, decision: Export, *, final: bool) -> Dispatched:
         if self._desk is not None:
-            self._desk.export_begins(step)
+            self._desk.traffic.export_begins(step, decision.size_bytes)
         future: concurrent.futures.Future[Path] = guarded(
             f"export step {step}",
-            lambda: self._exporting(weights, step, final=final),
+            lambda: self._exporting(weights, step, run=decision.run, final=final),
             _failed_future,
         )
         self._exports.append((step, future))
         return self.settle().get(step) or Dispatched("published", step)
 
     def _exporting(
-        self, weights: Any, step: int, *, final: bool
+        self, weights: Any, step: int, *, run: str | None, final: bool
     ) -> concurrent.futures.Future[Path]:
         if self._exporter is None:
             raise EvaldError(f"cannot export step {step}: mode='reuse' exports nothing")
-        return self._exporter.export(weights, step, final=final)
+        return self._exporter.export(weights, step, final=final, run=run)
 
     def _failed(self, step: int, error: BaseException) -> Dispatched:
-        reason, detail = fault_of(error, step)
+        reason, detail = skip_of(error, step)
         if self._desk is not None:
-            return self._desk.export_failed(step, reason, detail)
+            return self._desk.traffic.export_failed(step, reason, detail)
         return Dispatched("skipped", step, reason, detail)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-import traceback
 from collections import deque
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -14,7 +13,7 @@ import msgspec
 import structlog
 
 from evald.errors import EvaldError
-from evald.trainer.contract import Carrier, ExportError, NoSpace, PushError
+from evald.trainer.contract import Carrier, ExportError, NoSpace, PushError, trace_of
 from evald.trainer.dispatcher.staged import remove
 
 log = structlog.get_logger(__name__)
@@ -54,18 +53,11 @@ class Courier:
     never fills with what nobody waits for.
     """
 
-    def __init__(
-        self,
-        carrier: Carrier,
-        root: Path,
-        *,
-        marker: str = ".complete",
-        first_pause_s: float = _FIRST_PAUSE_S,
-    ) -> None:
+    def __init__(self, carrier: Carrier, root: Path, *, marker: str) -> None:
         self._carrier = carrier
         self._root = root
         self._marker = marker
-        self._first_pause_s = first_pause_s
+        self._first_pause_s = _FIRST_PAUSE_S
         self._waiting: deque[tuple[Path, int | None]] = deque()
         self._done: deque[Carried] = deque()
         self._changed = threading.Condition()
@@ -178,8 +170,7 @@ class Courier:
             return PushError(str(error))
         except Exception as error:  # noqa: BLE001
             # the boundary: a carrier of the user's must not end the thread that all points wait for
-            trace = "".join(traceback.format_exception(error))
-            log.warning("carrier_failed", path=str(path), trace=trace)
+            log.warning("carrier_failed", path=str(path), trace=trace_of(error))
             return PushError(f"cannot carry {path}: {type(error).__name__}: {error}")
         return None
 

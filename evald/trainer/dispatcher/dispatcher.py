@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from evald.point import SkipReason
+import structlog
+
 from evald.trainer.contract import Alone, Carrier, Link, Ranks
-from evald.trainer.dispatcher.aftermath import Aftermath
-from evald.trainer.dispatcher.arguments import check_arguments
-from evald.trainer.dispatcher.assembly import Exporter, Parts, Ways, build_parts
-from evald.trainer.dispatcher.collective import guarded
+from evald.trainer.dispatcher.arguments import Arguments
+from evald.trainer.dispatcher.assembly import Exporter, Parts, build_parts
+from evald.trainer.dispatcher.cadence import Cadence
+from evald.trainer.dispatcher.collective import Collective, guarded
 from evald.trainer.dispatcher.outcomes import Dispatched, Drained
 from evald.trainer.dispatcher.schedule import Schedule
-from evald.trainer.shared import step_number
+from evald.trainer.dispatcher.ways import Ways
+from evald.trainer.shared import shared_eval
+from evald.trainer.values import AnyPath, checkpoint, step_number, wait_seconds
 
-__all__ = ["Dispatched", "Drained", "EvalDispatcher"]
+log = structlog.get_logger(__name__)
 
 
-class EvalDispatcher(Aftermath):
+class EvalDispatcher:
     """Publishes snapshots when they are due, and tells what became of them.
 
     Call it from every rank, in the same order; rank 0 decides, and only rank 0 touches files,
@@ -54,13 +57,13 @@ class EvalDispatcher(Aftermath):
         to the cap (and as long as there is room), and from there on skipped ``unhealthy``.
 
     Where:
-        ``root``: the staging root, or a run's folder in it. ``run``: the run id (None: the
-        daemon's). ``pattern``, ``marker``: as in the daemon's config. ``results``: the ledger, on a
-        file system that both see (None: where the status in ``root`` says), or ``url``: the
-        daemon's HTTP API, with ``token`` or ``token_file``. ``destination``: the staging root of
-        another host, ``host:/dev/shm/evald`` or a directory; ``root`` is then a local spool, which
-        a thread brings there and empties. ``after_seq``: ``poll`` begins after this record (None:
-        with what comes from now on).
+        ``root``: the staging root, or a run's folder in it. ``run``: the run id (None: the folder's
+        name, or the daemon's). ``pattern``, ``marker``: as in the daemon's config. ``results``: the
+        ledger, on a file system that both see (None: where the status in ``root`` says), or
+        ``url``: the daemon's HTTP API, with ``token`` or ``token_file``. ``destination``: the
+        staging root of another host, ``host:/dev/shm/evald`` or a directory; ``root`` is then a
+        local spool, which a thread brings there and empties. ``after_seq``: ``poll`` begins after
+        this record (None: with what comes from now on).
 
     ``ranks``, ``exporter``, ``link``, ``carrier`` replace the parts that are built otherwise; they
     are the caller's to close. With torch.distributed, build this after ``init_process_group``, on
@@ -70,10 +73,10 @@ class EvalDispatcher(Aftermath):
 
     def __init__(
         self,
-        root: str | os.PathLike[str],
+        root: AnyPath,
         *,
         first_step: Literal[0, 1],
-        base_dir: str | os.PathLike[str] | None = None,
+        base_dir: AnyPath | None = None,
         run: str | None = None,
         interval: int | None = None,
         steps: Iterable[int] | None = None,
@@ -82,7 +85,7 @@ class EvalDispatcher(Aftermath):
         num_steps: int | None = None,
         baseline: bool = True,
         baseline_step: int | None = None,
-        baseline_path: str | os.PathLike[str] | None = None,
+        baseline_path: AnyPath | None = None,
         overflow: Literal["skip", "backpressure"] = "skip",
         max_in_flight: int | None = None,
         backpressure_timeout_s: float = 600.0,
@@ -93,10 +96,10 @@ class EvalDispatcher(Aftermath):
         export_options: Mapping[str, Any] | None = None,
         pattern: str = "step_{step}",
         marker: str = ".complete",
-        results: str | os.PathLike[str] | None = None,
+        results: AnyPath | None = None,
         url: str | None = None,
         token: str | None = None,
-        token_file: str | os.PathLike[str] | None = None,
+        token_file: AnyPath | None = None,
         destination: str | None = None,
         after_seq: int | None = None,
         dry_run: bool = False,
@@ -115,14 +118,24 @@ class EvalDispatcher(Aftermath):
             every_minutes=every_minutes,
             num_steps=num_steps,
         )
-        arguments = check_arguments(
-            self._schedule,
-            root=root,
+        ways = Ways(
+            results=results,
+            url=url,
+            token=token,
+            token_file=token_file,
+            destination=destination,
+            link=link,
+            carrier=carrier,
+        )
+        model = checkpoint(baseline_path)
+        self._arguments = arguments = Arguments(
+            schedule=self._schedule,
+            root=Path(root).absolute(),
             base_dir=base_dir,
             run=run,
             baseline=baseline,
             baseline_step=baseline_step,
-            baseline_path=baseline_path,
+            baseline_path=model if model is None or ways.far else model.absolute(),
             overflow=overflow,
             max_in_flight=max_in_flight,
             backpressure_timeout_s=backpressure_timeout_s,
@@ -132,28 +145,15 @@ class EvalDispatcher(Aftermath):
             checkpoint_path=checkpoint_path,
             pattern=pattern,
             marker=marker,
-            results=results,
-            url=url,
-            token=token if token is not None else token_file,
-            destination=destination,
-            exporter=exporter,
-            link=link,
-            carrier=carrier,
+            far=ways.far,
+            has_exporter=exporter is not None,
         )
         self._dry_run = dry_run
-        parts = Parts(Alone(), None)
+        self._parts = Parts(Alone(), None)
         if not dry_run:
-            parts = build_parts(
+            self._parts = build_parts(
                 arguments,
-                Ways(
-                    results=results,
-                    url=url,
-                    token=token,
-                    token_file=token_file,
-                    destination=destination,
-                    link=link,
-                    carrier=carrier,
-                ),
+                ways,
                 ranks=ranks,
                 exporter=exporter,
                 export_options=export_options or {},
@@ -161,18 +161,20 @@ class EvalDispatcher(Aftermath):
                 monotonic=monotonic,
                 sleep=sleep,
             )
-        super().__init__(
-            arguments,
-            parts,
-            owns_link=link is None,
-            owns_exporter=exporter is None,
-            monotonic=monotonic,
-        )
-        #: the newest step that was spoken of, and whether it was given to evald.
-        self._step: int | None = None
-        self._given = False
-        self._due_s = monotonic()
+        self._own_exporter = None if exporter is not None else self._parts.exporter
+        self._own_link = None if link is not None else self._parts.link
+        self._monotonic = monotonic
+        self._all = Collective(self._parts, monotonic)
+        self._cadence = Cadence(self._schedule, self._all, monotonic)
         self._completed: int | None = None
+        #: records that nobody was told of yet.
+        self._untold: deque[dict[str, Any]] = deque()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     # --- points --------------------------------------------------------------------------------
 
@@ -184,7 +186,7 @@ class EvalDispatcher(Aftermath):
         """
         if completed_step is not None:
             self._completed = step_number("completed_step", completed_step)
-        step, schedule = self._arguments.baseline_step, self._schedule
+        step, schedule = self._arguments.baseline_point, self._schedule
         resumed, last = self._completed, schedule.last_step
         nothing_left = (
             resumed is not None and last is not None and schedule.first_step <= last <= resumed
@@ -193,15 +195,10 @@ class EvalDispatcher(Aftermath):
             return Dispatched("not_due", step)
         if self._dry_run:
             return Dispatched("dry_run", step)
-        self._all.settle()
-        return self._all.agree(self._ask_for_baseline, _lost(step))
+        return self._all.baseline(step)
 
     def resume(
-        self,
-        completed_step: int,
-        weights: Any = None,
-        *,
-        path: str | os.PathLike[str] | None = None,
+        self, completed_step: int, weights: Any = None, *, path: AnyPath | None = None
     ) -> Dispatched:
         """Give evald the step that a resumed job has completed, before it makes another.
 
@@ -212,15 +209,14 @@ class EvalDispatcher(Aftermath):
         ``path``: the checkpoint that was loaded, to be measured where it is, instead of
         ``weights``. A ``completed_step`` before the first step is none.
         """
-        completed_step, where = step_number("completed_step", completed_step), _where(path)
+        completed_step, where = step_number("completed_step", completed_step), checkpoint(path)
         self._completed = completed_step
         if completed_step < self._schedule.first_step:
             return Dispatched("not_due", completed_step)
         if self._dry_run:
             return Dispatched("dry_run", completed_step)
-        if weights is None and where is None:
-            self._need_weights(completed_step)
-        self._all.settle()
+        if where is None:
+            self._check_weights(completed_step, weights)
         result = self._all.give(
             completed_step,
             weights,
@@ -237,40 +233,30 @@ class EvalDispatcher(Aftermath):
     ) -> Dispatched:
         """Give evald the weights after ``step``, if it is due; call it after every step.
 
-        ``epoch_end``: the step ends an epoch, so it is due. A step that is not due costs no I/O.
+        ``epoch_end``: the step ends an epoch, so it is due. A step that is not due costs no I/O
+        (but the first of mode "async", which takes the host memory for exports).
         Twice for the same step is once; a step that comes again after others (the job went back) is
         a new revision. ``weights``: as ``SnapshotExporter`` takes them; None in mode "reuse".
         """
-        step = step_number("step", step)
-        if step < self._schedule.first_step:
-            raise ValueError(
-                f"cannot dispatch step {step}: with first_step={self._schedule.first_step} no step "
-                "has that number; correct first_step, or the number"
-            )
+        step = self._cadence.follow(step)
         self._all.settle()
-        if step != self._step:
-            self._step, self._given = step, False
-        if not self._is_due(step, epoch_end=epoch_end):
+        if not self._cadence.is_due(step, epoch_end=epoch_end):
+            if self._arguments.mode == "async" and not self._dry_run:
+                self._all.prepare(weights)
             return Dispatched("not_due", step)
-        if self._given:
+        if self._cadence.is_done:
             return Dispatched("known", step)
+        self._check_weights(step, weights)
+        self._cadence.is_done = True
         if self._dry_run:
-            self._given = True
             return Dispatched("dry_run", step)
-        if weights is None:
-            self._need_weights(step)
-        self._given = True
         final = self._schedule.is_last(step)
         return self._all.give(
             step, weights, lambda desk: desk.decide_step(step, weights, final=final), final=final
         )
 
     def finish(
-        self,
-        last_step: int,
-        weights: Any = None,
-        *,
-        path: str | os.PathLike[str] | None = None,
+        self, last_step: int, weights: Any = None, *, path: AnyPath | None = None
     ) -> Dispatched:
         """Say that the run is over after ``last_step``, and see that this step has its point.
 
@@ -280,11 +266,12 @@ class EvalDispatcher(Aftermath):
         ``backpressure_timeout_s``, and is then published in any case. evald reports the run's end
         once every point has ended. For a run of no steps, name the step before the first.
         """
-        last_step, where = step_number("last_step", last_step), _where(path)
+        last_step, where = step_number("last_step", last_step), checkpoint(path)
         result = Dispatched("not_due", last_step)
         if self._dry_run:
             return Dispatched("dry_run", last_step)
-        self._all.settle()
+        if weights is not None and where is None:
+            self._check_weights(last_step, weights)
         if last_step >= self._schedule.first_step:
             result = self._all.give(
                 last_step,
@@ -293,46 +280,115 @@ class EvalDispatcher(Aftermath):
                 final=True,
             )
         if self._parts.desk is not None:
-            self._parts.desk.end_run(last_step)
+            self._parts.desk.traffic.end_run(last_step)
         return result
 
-    # -------------------------------------------------------------------------------------------
+    # --- what becomes of them ------------------------------------------------------------------
 
-    def _ask_for_baseline(self) -> Dispatched:
-        step = self._arguments.baseline_step
-        if self._parts.desk is None:
-            return _lost(step)
+    def poll(
+        self, on_record: Callable[[dict[str, Any]], None] | None = None
+    ) -> list[dict[str, Any]]:
+        """Return the run's new ``set`` and ``point`` records, oldest first; [] on other ranks.
+
+        ``on_record`` is called with each of them first; if it raises, the next call goes on with
+        the record after that. Records have what the ledger's have: ``step``, ``outcome``,
+        ``metrics``, ... Nothing is waited for.
+        """
+        desk = self._parts.desk
+        if desk is None:
+            return []
+        self._all.settle()
+        guarded("look at the ledger", desk.traffic.look, lambda _: None)
+        self._untold.extend(desk.traffic.node.news())
+        news = []
+        while self._untold:
+            record = self._untold.popleft()
+            if on_record is not None:
+                on_record(record)
+            news.append(record)
+        return news
+
+    @property
+    def seq(self) -> int:
+        """``seq`` up to which the ledger is read: what a later life gives as ``after_seq``."""
+        return 0 if self._parts.desk is None else self._parts.desk.traffic.node.seq
+
+    def drain(self, timeout_s: float) -> Drained:
+        """Wait until every point of the run has its terminal record; false with what is missing.
+
+        Exports and transfers under way are waited for first. Ends early when the daemon shows no
+        sign of life, or its host cannot be reached. Ranks other than 0 wait only for their own
+        share of an export.
+        """
+        timeout_s = wait_seconds("timeout_s", timeout_s)
+        desk = self._parts.desk
+        if desk is None:
+            self._all.finish_exports(timeout_s)
+            return Drained()
         return guarded(
-            "ask for the baseline", self._parts.desk.decide_baseline, lambda _: _lost(step)
+            "drain",
+            lambda: desk.traffic.drain(timeout_s),
+            lambda error: Drained(detail=f"cannot drain: {error}"),
         )
 
-    def _is_due(self, step: int, *, epoch_end: bool) -> bool:
-        schedule = self._schedule
-        if schedule.every_s is None or self._dry_run:
-            return schedule.is_due(step, epoch_end=epoch_end)
-        since_s = self._monotonic() - self._due_s
-        due = self._all.agree(
-            lambda: schedule.is_due(step, epoch_end=epoch_end, since_s=since_s), otherwise=False
-        )
-        if due:
-            self._due_s = self._monotonic()
-        return due
+    def shared_eval(
+        self,
+        step: int,
+        weight_version: str,
+        *,
+        pause: Callable[[], None],
+        resume: Callable[[], None],
+        timeout_s: float,
+    ) -> dict[str, Any] | None:
+        """Have a step measured on the job's own engines while they are paused; its record.
 
-    def _need_weights(self, step: int) -> None:
-        if self._arguments.mode != "reuse":
+        See ``evald.trainer.shared``. Rank 0 does it; others return None at once: let them wait.
+        """
+        step = step_number("step", step)
+        desk, link = self._parts.desk, self._parts.link
+        if desk is None or link is None:
+            return None
+        return shared_eval(
+            self._arguments.root,
+            step,
+            weight_version,
+            results=link,
+            pause=pause,
+            resume=resume,
+            timeout_s=timeout_s,
+            run=self._arguments.run,
+            post=desk.traffic.post,
+        )
+
+    def close(self, timeout_s: float = 60.0) -> None:
+        """Let exports and transfers end, for ``timeout_s``, and close what this object has opened.
+
+        Points that have not ended are evald's: it goes on without the job.
+        """
+        timeout_s = wait_seconds("timeout_s", timeout_s)
+        deadline = self._monotonic() + timeout_s
+
+        def left_s() -> float:
+            return max(deadline - self._monotonic(), 0.1)
+
+        parts = self._parts
+        self._all.finish_exports(timeout_s)
+        if (exporter := self._own_exporter) is not None:
+            guarded("close the exporter", lambda: exporter.close(left_s()), lambda _: None)
+            self._all.settle()
+        if parts.courier is not None and not parts.courier.close(left_s()):
+            log.warning("spool_not_empty", root=str(self._arguments.root))
+        if self._own_link is not None:
+            guarded("close the link", self._own_link.close, lambda _: None)
+        guarded("let go of the ranks", parts.close_ranks, lambda _: None)
+
+    def _check_weights(self, step: int, weights: Any) -> None:
+        if self._arguments.mode == "reuse" or self._dry_run:
+            return
+        if weights is None:
             raise ValueError(
                 f"cannot publish step {step} without weights: pass the model, a state dict, or an "
                 "iterator of (name, tensor)"
             )
-
-
-def _where(path: Any) -> Path | None:
-    """Return a checkpoint's path; raises ValueError for what is none."""
-    try:
-        return None if path is None else Path(path)
-    except TypeError:
-        raise ValueError(f"cannot use path={path!r}: give a checkpoint's directory") from None
-
-
-def _lost(step: int) -> Dispatched:
-    return Dispatched("skipped", step, SkipReason.EXPORT_FAILED, "see the log")
+        if (fault := self._parts.fault_of(weights, step)) is not None:
+            raise ValueError(fault)

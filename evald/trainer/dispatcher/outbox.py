@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import traceback
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import structlog
 
 from evald.text import one_line
+from evald.trainer.contract import trace_of
 from evald.trainer.dispatcher.courier import Courier
 from evald.trainer.publish import end_run, skip, write_request
 
@@ -29,22 +29,20 @@ class Outbox:
     :meth:`retry`, in order. One that nobody could ever write is dropped, and said to be.
     """
 
-    def __init__(
-        self, root: Path, *, run: str | None, pattern: str, courier: Courier | None = None
-    ) -> None:
+    def __init__(self, root: Path, *, pattern: str, courier: Courier | None) -> None:
         self._root = root
-        self._run = run
         self._pattern = pattern
         self._courier = courier
         self._kept: deque[tuple[str, Callable[[], Path]]] = deque()
-        self._told = False
+        #: why the newest word waits.
+        self.fault = ""
 
     @property
     def waiting(self) -> bool:
         """Whether any word is not written yet."""
         return bool(self._kept)
 
-    def skip(self, step: int, reason: str, detail: str) -> None:
+    def skip(self, step: int, reason: str, detail: str, *, run: str | None) -> None:
         """Say that the step gets no snapshot."""
         self._add(
             f"the skip of step {step}",
@@ -54,16 +52,16 @@ class Outbox:
                 step,
                 reason,
                 one_line(detail),
-                run=self._run,
+                run=run,
                 pattern=self._pattern,
             ),
         )
 
-    def request(self, name: str, content: dict[str, Any]) -> None:
+    def request(self, name: str, content: dict[str, Any], *, run: str | None) -> None:
         """Ask for a point that is no snapshot in the root."""
         self._add(
             f"request {name}",
-            functools.partial(write_request, self._root, name, content, run=self._run),
+            functools.partial(write_request, self._root, name, content, run=run),
         )
 
     def withdraw(self, name: str) -> None:
@@ -72,9 +70,9 @@ class Outbox:
         with contextlib.suppress(OSError):
             (self._root / f"{name}.request").unlink(missing_ok=True)
 
-    def end_run(self, last_step: int) -> None:
+    def end_run(self, last_step: int, *, run: str | None) -> None:
         """Say that the run is over."""
-        self._add("the run's end", functools.partial(end_run, self._root, last_step, run=self._run))
+        self._add("the run's end", functools.partial(end_run, self._root, last_step, run=run))
 
     def retry(self) -> None:
         """Write what is waiting, as far as it goes."""
@@ -84,17 +82,16 @@ class Outbox:
                 self._root.mkdir(parents=True, exist_ok=True)
                 path = write()
             except OSError as error:
-                if not self._told:
+                if not self.fault:
                     log.warning("word_waits", what=what, root=str(self._root), detail=str(error))
-                self._told = True
+                self.fault = str(error)
                 return
             except Exception as error:  # noqa: BLE001
                 # the boundary: a word that can never be written must not hold up those behind it
                 self._kept.popleft()
-                trace = "".join(traceback.format_exception(error))
-                log.warning("word_lost", what=what, detail=str(error), trace=trace)
+                log.warning("word_lost", what=what, detail=str(error), trace=trace_of(error))
                 continue
-            self._told = False
+            self.fault = ""
             self._kept.popleft()
             if self._courier is not None:
                 self._courier.add(path)

@@ -22,6 +22,15 @@ class Dispatched(msgspec.Struct, frozen=True):
     detail: str = ""
 
 
+class Export(msgspec.Struct, frozen=True):
+    """A decision: every rank takes part in the export now."""
+
+    #: for the manifest.
+    run: str | None = None
+    #: an estimate; 0: nothing tells.
+    size_bytes: int = 0
+
+
 class Drained(msgspec.Struct, frozen=True):
     """True when every point has its terminal record; else what is ``missing``, and why."""
 
@@ -31,3 +40,8 @@ class Drained(msgspec.Struct, frozen=True):
 
     def __bool__(self) -> bool:
         return not self.detail
+
+
+def counted(points: int, one: str, several: str) -> str:
+    """Return "1 point is late" or "2 points are late" for ("is late", "are late")."""
+    return f"1 point {one}" if points == 1 else f"{points} points {several}"

@@ -6,6 +6,9 @@ from collections.abc import Callable
 
 from evald.status.view import StatusView
 
+#: beats after which what a daemon has written before is sure to have been read, on any file system.
+SETTLED_BEATS = 2
+
 
 class Pulse:
     """Watches the beat between looks that may lie seconds or hours apart.
@@ -19,6 +22,8 @@ class Pulse:
         self._monotonic = monotonic
         self._mark: tuple[int, int] | None = None
         self._moved_s = 0.0
+        #: the beat was seen to go on: it is no status of a daemon that is gone.
+        self.confirmed = False
         #: since when nothing has moved; None: the newest look saw a movement.
         self._quiet_since_s: float | None = None
 
@@ -51,6 +56,7 @@ class Pulse:
             if self._quiet_since_s is None:
                 self._quiet_since_s = now_s
         elif (mark := (status.pid, status.beat)) != self._mark:
+            self.confirmed = self._mark is not None
             self._mark, self._moved_s, self._quiet_since_s = mark, now_s, None
         elif self._quiet_since_s is None:
             self._quiet_since_s = self._moved_s

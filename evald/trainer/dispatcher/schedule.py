@@ -2,21 +2,9 @@
 
 from __future__ import annotations
 
-import math
-import operator
 from collections.abc import Iterable
-from typing import Any
 
-
-def whole(name: str, value: Any, *, least: int) -> int:
-    """Return ``value`` as an int (numpy's are fine); raises ValueError for anything else."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = least - 1
-    if isinstance(value, bool) or number < least:
-        raise ValueError(f"cannot use {name}={value!r}: give a whole number, {least} or more")
-    return number
+from evald.trainer.values import above_zero, whole
 
 
 class Schedule:
@@ -56,7 +44,9 @@ class Schedule:
             None if epoch_steps is None else whole("epoch_steps", epoch_steps, least=1)
         )
         self.num_steps = None if num_steps is None else whole("num_steps", num_steps, least=0)
-        self.every_s = None if every_minutes is None else _minutes(every_minutes) * 60.0
+        self.every_s: float | None = None
+        if every_minutes is not None:
+            self.every_s = 60.0 * above_zero("every_minutes", every_minutes, "minutes")
         self.steps = None if steps is None else self._named(steps)
         self._refuse_contradictions()
 
@@ -137,13 +127,6 @@ class Schedule:
                 "cannot follow steps and epoch_steps at the same time: a list of steps is "
                 "complete; add the ends of epochs to it"
             )
-
-
-def _minutes(value: Any) -> float:
-    numeric = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not numeric or not math.isfinite(value) or value <= 0:
-        raise ValueError(f"cannot use every_minutes={value!r}: give a number of minutes above 0")
-    return float(value)
 
 
 def _nearest(every: int, save_interval: int) -> str:

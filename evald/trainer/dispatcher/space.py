@@ -4,66 +4,130 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from evald.status.view import StagingView
+import structlog
 
-#: manifest, index, tokenizer and the file system's own.
+from evald.status.view import StagingView
+from evald.trainer.dispatcher.reservation import Reservations
+
+log = structlog.get_logger(__name__)
+
+#: the file system's own, which the estimate does not know.
 _MARGIN_BYTES = 32 << 20
+#: names and shapes of many small tensors, in headers and index.
+_HEADERS = 1.01
+#: config, index and manifest of a small model.
+_OWN_BYTES = 64 << 10
+#: of the base model's directory: a snapshot has its own, or none.
+_WEIGHTS = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx"})
 
 
 def snapshot_bytes(weights: Any, base_dir: Path | None) -> int | None:
-    """Estimate the size of a snapshot of ``weights``; None when nothing tells.
+    """Estimate the size of a snapshot of ``weights``, rather too large; None when nothing tells.
 
     An iterator cannot be asked: then it is as large as the base model's weights.
     """
-    known = _weights_bytes(weights)
-    if known is not None or base_dir is None:
-        return known
-    try:
-        return sum(path.stat().st_size for path in base_dir.glob("*.safetensors")) or None
-    except OSError:
+    known, beside = _weights_bytes(weights), 0
+    if base_dir is not None:
+        try:
+            sizes = [(path.suffix, path.stat().st_size) for path in _files(base_dir)]
+        except OSError:
+            sizes = []
+        known = known or sum(size for suffix, size in sizes if suffix == ".safetensors")
+        beside = sum(size for suffix, size in sizes if suffix not in _WEIGHTS)
+    return int(known * _HEADERS) + _OWN_BYTES + beside if known else None
+
+
+class Room:
+    """Room for the snapshots of one process, in ``root`` and where the daemon sees them."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._reservations: Reservations | None = None
+
+    def take(
+        self,
+        step: int,
+        need_bytes: int,
+        *,
+        exporting_bytes: int,
+        far: StagingView | None,
+        alive: bool,
+        on_its_way_bytes: int,
+        final: bool,
+    ) -> str | None:
+        """Say in one sentence why a snapshot does not fit; None: it does, and has its room.
+
+        ``exporting_bytes``: of exports that are still being written into ``root``. ``far``: the
+        staging root as the daemon saw it last; ``alive``: that is true now; ``on_its_way_bytes``:
+        of snapshots that it does not count yet. A ``final`` snapshot may go over the daemon's
+        budget, but not over the file system's.
+        """
+        least = far.min_free_bytes if far is not None else 0
+        free = _free_bytes(self._root)
+        if free is not None and free - exporting_bytes < need_bytes + max(_MARGIN_BYTES, least):
+            return _no_room(need_bytes, self._root, free)
+        if far is None:
+            return None
+        if alive and far.free_bytes - on_its_way_bytes < need_bytes + least:
+            return _no_room(need_bytes, f"the staging root {far.root}", far.free_bytes)
+        try:
+            return self._here(far.root).take(
+                step, need_bytes, lambda used: _over_budget(need_bytes, used, far, final=final)
+            )
+        except TimeoutError as error:
+            return f"cannot reserve room for the snapshot: {error}"
+        except OSError as error:  # elsewhere, or another user's: the daemon's own numbers must do
+            log.debug("room_not_reserved", error=str(error))
+        used = far.used_bytes + on_its_way_bytes
+        return _over_budget(need_bytes, used, far, final=final) if alive else None
+
+    def give_back(self, step: int) -> None:
+        """End what was taken for a step: it is published, or will not be."""
+        if self._reservations is not None:
+            self._reservations.give_back(step)
+
+    def _here(self, far_root: str) -> Reservations:
+        """Return the promises of the staging root, which ``root`` is, or a run's folder in it.
+
+        Raises OSError when it is on another host.
+        """
+        if self._reservations is None:
+            (Path(far_root) / ".evald" / "status.json").stat()  # a spool has none
+            places = [path for path in (self._root, self._root.parent) if path.exists()]
+            if not any(path.samefile(far_root) for path in places):
+                raise FileNotFoundError(f"{self._root} does not lie in {far_root}")
+            self._reservations = Reservations(Path(far_root))
+        return self._reservations
+
+
+def _no_room(need_bytes: int, where: object, free: int) -> str:
+    return (
+        f"the snapshot takes about {_size(need_bytes)}, and {where} has {_size(free)} free; make "
+        "room there, or lower staging.keep or dispatch.max_in_flight"
+    )
+
+
+def _over_budget(need_bytes: int, used: int, far: StagingView, *, final: bool) -> str | None:
+    if final or far.max_bytes is None or used + need_bytes <= far.max_bytes:
         return None
+    return (
+        f"the snapshot takes about {_size(need_bytes)}, and {_size(used)} of "
+        f"staging.max_bytes = {far.max_bytes} are used; raise it, or lower staging.keep or "
+        "dispatch.max_in_flight"
+    )
 
 
-def shortage(
-    root: Path,
-    need_bytes: int,
-    *,
-    reserved_bytes: int,
-    far: StagingView | None,
-    on_its_way_bytes: int,
-    final: bool,
-) -> str | None:
-    """Say in one sentence why a snapshot does not fit; None: it does.
-
-    ``reserved_bytes``: of exports that are still being written into ``root``. ``far``: the staging
-    root as a living daemon sees it; ``on_its_way_bytes``: of snapshots that it does not count yet.
-    A ``final`` snapshot may go over the daemon's budget, but not over the file system's.
-    """
-    free = _free_bytes(root)
-    if free is not None and free - reserved_bytes < need_bytes + _MARGIN_BYTES:
-        return (
-            f"the snapshot takes about {_size(need_bytes)}, and {root} has {_size(free)} free; "
-            "make room there, or lower staging.keep or dispatch.max_in_flight"
-        )
-    if far is None:
-        return None
-    if far.free_bytes - on_its_way_bytes < need_bytes:
-        return (
-            f"the snapshot takes about {_size(need_bytes)}, and the staging root {far.root} has "
-            f"{_size(far.free_bytes)} free; make room there, or lower staging.keep or "
-            "dispatch.max_in_flight"
-        )
-    used = far.used_bytes + on_its_way_bytes
-    if not final and far.max_bytes is not None and used + need_bytes > far.max_bytes:
-        return (
-            f"the snapshot takes about {_size(need_bytes)}, and {_size(used)} of "
-            f"staging.max_bytes = {far.max_bytes} are used; raise it, or lower staging.keep or "
-            "dispatch.max_in_flight"
-        )
-    return None
+def _files(base_dir: Path) -> Iterator[Path]:
+    """Yield what may come along from the base model's directory."""
+    for path in base_dir.iterdir():
+        if path.is_file():
+            yield path
+        elif path.name == "additional_chat_templates":
+            yield from (inner for inner in path.iterdir() if inner.is_file())
 
 
 def _weights_bytes(weights: Any) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import json
 import re
@@ -11,6 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
+
+from evald.staging.digest import digest_of
+from evald.staging.manifest import Manifest
+from evald.trainer.publish.names import flat, read_small, step_expression
 
 _STEP = "{step}"
 
@@ -27,10 +32,8 @@ class Staged(msgspec.Struct, frozen=True):
 
 def staged(root: Path, pattern: str, marker: str) -> list[Staged]:
     """Return the finished snapshots in ``root``, oldest marker first."""
-    before, _, after = pattern.partition(_STEP)
-    wildcard = glob.escape(before) + "*" + glob.escape(after).replace(glob.escape(_STEP), "*")
-    expression = re.escape(before) + r"([0-9]{1,15})" + re.escape(after)
-    number = re.compile(expression.replace(re.escape(_STEP), r"\1"))
+    wildcard = glob.escape(pattern).replace(glob.escape(_STEP), "*")
+    number = re.compile(step_expression(pattern))
     found = []
     for directory in root.glob(wildcard):
         match = number.fullmatch(directory.relative_to(root).as_posix())
@@ -38,16 +41,41 @@ def staged(root: Path, pattern: str, marker: str) -> list[Staged]:
             continue
         try:
             status = (directory / marker).stat()
-            run = _run((directory / marker).read_bytes())
+            run = _run(read_small(directory / marker))
         except OSError:
             continue  # unfinished, or gone meanwhile
-        found.append(Staged(directory, int(match[1]), run, status.st_mtime_ns))
+        found.append(Staged(directory, int(match["step"]), run, status.st_mtime_ns))
     return sorted(found, key=lambda one: (one.mtime_ns, one.step))
+
+
+def published_digest(marker: Path) -> str | None:
+    """Return the digest of a published snapshot, by its manifest; None: that does not tell."""
+    try:
+        files = msgspec.json.decode(marker.read_bytes(), type=Manifest).files
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    hashes = {
+        name: (file.size, file.xxh3)
+        for name, file in files.items()
+        if file.size is not None and file.xxh3 is not None
+    }
+    return digest_of(hashes) if hashes and len(hashes) == len(files) else None
 
 
 def words(root: Path) -> list[tuple[int, Path]]:
     """Return the words that nobody has read, with their times (ns), oldest first."""
     return sorted(_words(root))
+
+
+def skipped(root: Path, pattern: str) -> list[tuple[int, str | None]]:
+    """Return the step and the run (None: it names none) of each skip that nobody has read."""
+    expression = re.compile(step_expression(flat(pattern)) + r"\.skip")
+    found = []
+    for path in root.glob("*.skip"):
+        if (match := expression.fullmatch(path.name)) is not None:
+            with contextlib.suppress(OSError):  # gone meanwhile
+                found.append((int(match["step"]), _run(read_small(path))))
+    return found
 
 
 def _words(root: Path) -> Iterator[tuple[int, Path]]:

@@ -5,34 +5,52 @@ from __future__ import annotations
 import structlog
 
 from evald.point import Kind
+from evald.status.view import StagingView
 from evald.trainer.dispatcher.arguments import Arguments
 from evald.trainer.dispatcher.courier import Courier
 from evald.trainer.dispatcher.inflight import Name
 from evald.trainer.dispatcher.node import Node
-from evald.trainer.dispatcher.staged import staged, words
+from evald.trainer.dispatcher.staged import skipped, staged, words
 
 log = structlog.get_logger(__name__)
 
 
 def take_over(arguments: Arguments, node: Node, courier: Courier | None, *, now_s: float) -> None:
-    """Count snapshots that the ledger does not know; with a ``courier``, bring them on their way.
+    """Count what the ledger does not know; with a ``courier``, bring it on its way.
 
-    What had arrived and was only not cleared yet arrives once more: evald knows it by its digest.
+    What names no run is the job's only where that is the run of such snapshots. What had arrived
+    and was only not cleared yet arrives once more: evald knows it by its digest.
     """
     run = node.run
-    found = [
-        one
-        for one in staged(arguments.root, arguments.pattern, arguments.marker)
-        if run is None or one.run in {None, run}
+    unnamed_are_ours = run is None or node.takes_unnamed(run)
+    found = staged(arguments.root, arguments.pattern, arguments.marker)
+    left_behind = [
+        *((one.step, one.run, False) for one in found),
+        *((step, of_run, True) for step, of_run in skipped(arguments.root, arguments.pattern)),
     ]
-    for one in found:
-        node.points.inherit(Name(Kind.STEP, one.step), now_s=now_s)
+    for step, of_run, is_skip in left_behind:
+        if run is None or of_run == run or (of_run is None and unnamed_are_ours):
+            node.points.inherit(Name(Kind.STEP, step), now_s=now_s, skipped=is_skip)
     if courier is None:
         return
     left: list[tuple[int, str, int | None]] = [
-        *((one.mtime_ns, str(one.path), one.step) for one in found),
+        *((one.mtime_ns, str(one.path), one.step) for one in found if one.run in {None, run}),
         *((mtime_ns, str(path), None) for mtime_ns, path in words(arguments.root)),
     ]
-    for _, path, step in sorted(left, key=lambda one: one[:2]):
+    for _, path, of_step in sorted(left, key=lambda one: one[:2]):
         log.info("spool_taken_over", path=path)
-        courier.add(arguments.root / path, step=step)
+        courier.add(arguments.root / path, step=of_step)
+
+
+def compare_names(arguments: Arguments, staging: StagingView | None) -> None:
+    """Say it when the daemon looks for other names than this job's snapshots have."""
+    if staging is None or not staging.pattern or arguments.mode == "reuse":
+        return
+    takes, gives = (staging.pattern, staging.marker), (arguments.pattern, arguments.marker)
+    if takes != gives:
+        log.warning(
+            "names_differ",
+            detail=f'evald takes "{takes[0]}" with the marker "{takes[1]}", and this job publishes '
+            f'"{gives[0]}" with "{gives[1]}": evald will take none of them; give EvalDispatcher '
+            "its pattern and marker",
+        )

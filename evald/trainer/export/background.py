@@ -6,13 +6,13 @@ import concurrent.futures
 import os
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from evald.trainer.contract import ExportError
+from evald.trainer.export.available import available_bytes
 from evald.trainer.export.pieces import TensorSpec
 
 #: the first block's size, where nobody knows how much will come; each later one is as large as
@@ -26,7 +26,6 @@ _MAX_THREADS = 8
 _ALIGNMENT = 64
 #: left to everybody else when host memory is taken.
 _MARGIN_BYTES = 256 << 20
-_MEMORY = Path("/proc/meminfo")
 
 
 class HostBuffer:
@@ -210,13 +209,3 @@ def _pin(block: Any) -> None:
 
 def _aligned(size_bytes: int) -> int:
     return -(-size_bytes // _ALIGNMENT) * _ALIGNMENT
-
-
-def available_bytes() -> int | None:
-    """Return what the kernel can give without swapping; None where it does not say."""
-    try:
-        lines = _MEMORY.read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    fields = [line.split() for line in lines if line.startswith("MemAvailable:")]
-    return int(fields[0][1]) * 1024 if fields else None

@@ -15,6 +15,7 @@ import structlog
 
 from evald.trainer.contract import ExportError
 from evald.trainer.export.checkpoint_names import is_transformers_model
+from evald.trainer.export.pieces import TensorSpec
 from evald.trainer.export.shards import INDEX, WHOLE
 from evald.trainer.export.tensors import is_head
 
@@ -37,6 +38,8 @@ _LEFT_OUT = (
     "trainer_state.json",
     "adapter_config.json",
 )
+#: a folder of chat templates, beside the tokenizer's own.
+_TEMPLATES = "additional_chat_templates"
 #: buffers that older checkpoints carry and models compute anew.
 _COMPUTED = ("*.rotary_emb.inv_freq",)
 #: names that a message shows.
@@ -84,18 +87,16 @@ class BaseModel(msgspec.Struct, frozen=True):
             )
         return cls(directory, shapes or None, _is_tied(directory, shapes))
 
-    def check(
-        self, found: Iterable[tuple[str, tuple[int, ...]]], allow_absent: Sequence[str] = ()
-    ) -> None:
+    def check(self, specs: Sequence[TensorSpec], allow_absent: Sequence[str]) -> None:
         """Compare all names and shapes of a snapshot; raises ExportError with the cause."""
-        shapes = dict(found)
-        if not shapes:
+        if not specs:
             raise ExportError("the weights are empty: they have no tensor at all")
-        self.check_part(shapes.items())
+        self.check_part(specs)
+        names = {spec.name for spec in specs}
         missing = [
             name
             for name in self.shapes or ()
-            if name not in shapes
+            if name not in names
             and not (self.is_tied and is_head(name))
             and not _matches(name, (*_COMPUTED, *allow_absent))
         ]
@@ -106,12 +107,10 @@ class BaseModel(msgspec.Struct, frozen=True):
                 "(allow_absent lists tensors that may be missing)"
             )
 
-    def check_part(self, found: Iterable[tuple[str, tuple[int, ...]]]) -> None:
+    def check_part(self, specs: Iterable[TensorSpec]) -> None:
         """Compare some names and shapes of a snapshot; raises ExportError with the cause."""
-        shapes = dict(found)
-        empty = [
-            name for name, shape in shapes.items() if 0 in shape and shape != self._shape(name)
-        ]
+        shapes, known = {spec.name: spec.shape for spec in specs}, self.shapes or {}
+        empty = [name for name, shape in shapes.items() if 0 in shape and shape != known.get(name)]
         if empty:
             raise ExportError(
                 f"{_count(empty)} came out empty ({_some(empty)}): the weights are elsewhere, as "
@@ -122,7 +121,7 @@ class BaseModel(msgspec.Struct, frozen=True):
         extra = [
             name
             for name in shapes
-            if name not in self.shapes
+            if name not in known
             and not (self.is_tied and is_head(name))
             and not _matches(name, _COMPUTED)
         ]
@@ -132,18 +131,15 @@ class BaseModel(msgspec.Struct, frozen=True):
                 f"not have ({_some(extra)}); export them in the base model's Hugging Face names"
             )
         other = [
-            f"{name} {list(shape)} instead of {list(self.shapes[name])}"
+            f"{name} {list(shape)} instead of {list(known[name])}"
             for name, shape in shapes.items()
-            if self.shapes.get(name, shape) != shape
+            if known.get(name, shape) != shape
         ]
         if other:
             raise ExportError(
                 f"{_count(other)} have other shapes than in the base model in {self.directory} "
                 f"({_some(other)}); cut padding off, or give the base_dir of this model"
             )
-
-    def _shape(self, name: str) -> tuple[int, ...] | None:
-        return (self.shapes or {}).get(name)
 
 
 def copy_base_files(base_dir: Path, directory: Path, *, marker: str, dtype: Any = None) -> None:
@@ -157,6 +153,11 @@ def copy_base_files(base_dir: Path, directory: Path, *, marker: str, dtype: Any 
             continue
         if path.is_file():  # links of the hub's cache are followed: a snapshot stands alone
             shutil.copyfile(path, directory / name)
+    templates = base_dir / _TEMPLATES
+    if templates.is_dir():
+        (directory / _TEMPLATES).mkdir(exist_ok=True)
+        for path in sorted(templates.glob("*.jinja")):
+            shutil.copyfile(path, directory / _TEMPLATES / path.name)
     config = directory / "config.json"
     if dtype is not None and config.exists():
         _name_type(config, dtype)

@@ -21,12 +21,15 @@ from evald.point import SkipReason
 from evald.trainer.contract import ExportError, Ranks
 from evald.trainer.export.background import Memory
 from evald.trainer.export.base_files import BaseModel
+from evald.trainer.export.meeting import fault_of, meet
 from evald.trainer.export.one_export import Export
 from evald.trainer.export.setting import Options, Setting
-from evald.trainer.export.settle import failure_of, settle
+from evald.trainer.export.settle import settle
 from evald.trainer.export.tensors import torch_type
-from evald.trainer.publish import check_place
+from evald.trainer.failure import failure_of
+from evald.trainer.publish import check_place, sweep_leftovers
 from evald.trainer.ranks import Processes, current_ranks, near_ranks, separate
+from evald.trainer.values import one_of, whole
 
 _log = structlog.get_logger("evald.trainer")
 
@@ -73,8 +76,8 @@ class SnapshotExporter:
         offload: Callable[[], object] | None = None,
         busy_timeout_s: float = 60.0,
     ) -> None:
-        _check_choice("mode", mode, ("sync", "async"))
-        _check_choice("writers", writers, ("near", "first"))
+        one_of("mode", mode, ("sync", "async"))
+        one_of("writers", writers, ("near", "first"))
         if "{step}" not in pattern:
             raise ValueError(f'cannot name snapshots: pattern "{pattern}" lacks "{{step}}"')
         check_place(root, pattern)
@@ -111,36 +114,42 @@ class SnapshotExporter:
         self._thread: concurrent.futures.ThreadPoolExecutor | None = None
         self._pending: concurrent.futures.Future[Path] | None = None
         self._is_closed = False
+        self._process = os.getpid()
 
     def export(
-        self, weights: Weights, step: int, *, final: bool = False
+        self, weights: Weights, step: int, *, final: bool = False, run: str | None = None
     ) -> concurrent.futures.Future[Path]:
         """Publish ``weights`` as the snapshot of ``step``; the result is its directory.
 
         ``weights``: a transformers, peft or other model, also inside DDP, FSDP2 or torch.compile; a
         state dict; or an iterator of (name, tensor) in Hugging Face names, which every rank walks
         to its end and of which rank 0 writes everything. ``final`` marks the run's last snapshot.
+        ``run``: for its manifest, the same on every rank; None: the exporter's own.
 
         In sync mode the future is done; in async mode the weights may change as soon as this
         returns, and a call that comes before the last one's snapshot is published waits for it.
         Failures are the future's: ExportError, with the skip's reason; NoSpace; PeerLost. Raises
-        ValueError for wrong arguments.
+        ValueError for wrong arguments, on every rank if one of them has some, and in a process that
+        was forked from the exporter's.
         """
-        self._check(weights, step)
+        self._check_open()
+        fault = fault_of(weights, step)
         future: concurrent.futures.Future[Path] = concurrent.futures.Future()
         try:
-            export = self._new_export(step, final=final)
-            if not self._is_async:
+            export = self._new_export(0 if fault else step, final=final, run=run)
+            fault = meet(self._ranks, step, run or self._options.run, fault)
+            if fault is None and self._is_async:
+                export.collect(weights)
+                if self._thread is None:
+                    self._thread = concurrent.futures.ThreadPoolExecutor(1, "evald-export")
+                future = self._pending = self._thread.submit(_finish, export, self._behind, step)
+            elif fault is None:
                 future.set_result(export.run(weights))
-                return future
-            export.collect(weights)
-            if self._thread is None:
-                self._thread = concurrent.futures.ThreadPoolExecutor(1, "evald-export")
-            self._pending = self._thread.submit(_finish, export, self._behind, step)
         except Exception as error:  # noqa: BLE001 - training never dies of an export
             future.set_exception(_as_export_error(error, step))
-            return future
-        return self._pending
+        if fault is not None and not future.done():
+            raise ValueError(fault)
+        return future
 
     def prepare(self, weights: Weights) -> None:
         """Take the host memory for async exports of ``weights`` now, not in the first of them.
@@ -148,17 +157,24 @@ class SnapshotExporter:
         Optional. What goes wrong is logged, and an error of the exports to come. Raises ValueError
         for wrong arguments.
         """
-        self._check(weights, 0)
-        if not self._is_async:
+        self._check_open()
+        if not self._is_async or self._pending is not None:
             return
+        fault = fault_of(weights, 0)
         try:
-            self._new_export(0, final=False).prepare(weights)
+            export = self._new_export(0, final=False)
+            fault = meet(self._ranks, 0, self._options.run, fault)
+            if fault is None:
+                export.prepare(weights)
         except Exception as error:  # noqa: BLE001 - training never dies of an export
             _log.warning("export_not_prepared", why=str(_as_export_error(error, 0)))
+            return
+        if fault is not None:
+            raise ValueError(fault)
 
     def close(self, timeout_s: float = 600.0) -> None:
         """Wait for the snapshot in flight, at most ``timeout_s``, and give the memory back."""
-        if self._is_closed:
+        if self._is_closed or self._process != os.getpid():
             return
         self._is_closed = True
         if self._thread is not None and self._pending is not None:
@@ -170,25 +186,19 @@ class SnapshotExporter:
                 if isinstance(ranks, Processes):
                     ranks.close()
 
-    def _check(self, weights: Any, step: int) -> None:
+    def _check_open(self) -> None:
         if self._is_closed:
             raise ValueError("cannot export: the exporter is closed; make a new one")
-        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
-            raise ValueError(f"cannot export step {step!r}: steps are whole numbers from 0 up")
-        if isinstance(weights, str | bytes) or not isinstance(
-            weights, nn.Module | Mapping | Iterable
-        ):
-            raise ValueError(  # noqa: TRY004 - the one error for all wrong arguments
-                f"cannot export a {type(weights).__name__}: give a model, a state dict, or an "
-                "iterator of (name, tensor)"
+        if self._process != os.getpid():  # its threads, and the snapshot in flight, are not here
+            raise ValueError(
+                "cannot export: this process was forked from the exporter's; make a new one in it"
             )
 
-    def _new_export(self, step: int, *, final: bool) -> Export:
+    def _new_export(self, step: int, *, final: bool, run: str | None = None) -> Export:
         if self._setting is None:
             self._setting = self._find_setting(step)
-        export = Export(
-            self._options, self._setting, self._ranks, self._memory, step=step, final=final
-        )
+        options = self._options if run is None else self._options._replace(run=run)
+        export = Export(options, self._setting, self._ranks, self._memory, step=step, final=final)
         if self._pending is not None:
             timeout_s = self._options.busy_timeout_s
             if not concurrent.futures.wait([self._pending], timeout_s).done:
@@ -199,6 +209,13 @@ class SnapshotExporter:
                 busy.reason = SkipReason.BUSY
                 export.fail(busy)
         return export
+
+    def _sweep(self) -> None:
+        """Remove what exports of processes that were killed have left."""
+        try:
+            sweep_leftovers(self._options.root, self._options.pattern)
+        except OSError as error:
+            _log.warning("leftovers_not_removed", root=str(self._options.root), why=str(error))
 
     def _find_setting(self, step: int) -> Setting:
         """Read the base model on rank 0, for all, and find the ranks that can write."""
@@ -211,6 +228,7 @@ class SnapshotExporter:
                 try:
                     base = BaseModel.read(self._base_dir)
                     probe.mkdir(parents=True)
+                    self._sweep()
                 except Exception as error:  # noqa: BLE001 - told to all ranks
                     failure = failure_of(error)
             base, place = settle(ranks, step, (base, str(probe)), failure)[0]
@@ -262,12 +280,4 @@ def _whole_bytes(given: Any) -> int:
     """Return the size of a shard; a float like 5e9 is one, too."""
     if isinstance(given, float) and given.is_integer():
         given = int(given)
-    if isinstance(given, bool) or not isinstance(given, int) or given <= 0:
-        raise ValueError(f"cannot write shards of {given!r} bytes: give a whole number from 1 up")
-    return given
-
-
-def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        options = " or ".join(f'"{choice}"' for choice in choices)
-        raise ValueError(f'cannot use {name} = "{value}": give {options}')
+    return whole("max_shard_bytes", given, least=1)

@@ -53,11 +53,6 @@ def is_sharded(tensor: torch.Tensor) -> bool:
     return isinstance(tensor, DTensor) and not all(p.is_replicate() for p in tensor.placements)
 
 
-def full_shape(tensor: torch.Tensor) -> torch.Size:
-    """Return the shape of the whole tensor, not of this rank's part; no communication."""
-    return tensor.shape  # a DTensor's own shape is the global one
-
-
 def full_tensor(tensor: torch.Tensor, *, keep: bool, name: str = "a tensor") -> torch.Tensor | None:
     """Return the whole tensor, detached, or None with ``keep=False``.
 

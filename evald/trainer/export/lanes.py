@@ -37,7 +37,7 @@ class Sink(Protocol):
     failure: Exception | None
 
     def take(self, job: Job, tensors: list[Any]) -> None:
-        """Take the tensors of ``job.part``; never raises for what is wrong with the disk."""
+        """Take the tensors of ``job.part``; what it raises is a failure, too."""
         ...
 
 
@@ -77,13 +77,9 @@ class Held:
 
     def take(self, job: Job, tensors: list[Any]) -> None:
         """Copy the tensors: complete, and free to change, only after the buffer's ``wait``."""
-        if self.failure is None:
-            try:
-                self.jobs.append((job, self._buffer.copy_all(job.part.specs, tensors)))
-                if not job.part.piece.is_in_place:
-                    self._buffer.flush()  # lets go of what was made or gathered
-            except Exception as error:  # noqa: BLE001 - told to all ranks by the export
-                self.failure = error
+        self.jobs.append((job, self._buffer.copy_all(job.part.specs, tensors)))
+        if not job.part.piece.is_in_place:
+            self._buffer.flush()  # lets go of what was made or gathered
 
 
 class Lanes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,9 @@ from evald.trainer.export.lanes import Held, Job, Lanes, Sink, lanes_per_rank, o
 from evald.trainer.export.pieces import TensorSpec
 from evald.trainer.export.plan import Plan
 from evald.trainer.export.setting import Options, Setting
-from evald.trainer.export.settle import Failure, failure_of, settle
+from evald.trainer.export.settle import settle
 from evald.trainer.export.stream import Stream
+from evald.trainer.failure import Failure, failure_of
 from evald.trainer.publish import Draft
 
 _log = structlog.get_logger("evald.trainer")
@@ -130,13 +131,7 @@ class Export:
         self._lanes_per_rank = plans[0][1]
 
     def _make_plan(self, weights: Any) -> None:
-        self._plan = Plan.of(
-            weights,
-            self._setting.base,
-            dtype=self._options.dtype,
-            max_shard_bytes=self._options.max_shard_bytes,
-            allow_absent=self._options.allow_absent,
-        )
+        self._plan = Plan.of(weights, self._setting.base, self._options)
 
     def _open(self, ranks: Ranks) -> Path:
         """Let rank 0 make the directory that all write into; return it."""
@@ -184,7 +179,7 @@ class Export:
             directory,
             hashes=self._options.hashes,
             buffers=self._memory.lane if elsewhere else None,
-            largest=max((part.specs for part in own), key=_room, default=()),
+            largest=max(own, key=lambda part: part.size_bytes).specs if own else (),
         )
         with lanes:
             self._walk(lanes)
@@ -214,13 +209,7 @@ class Export:
 
     def _stream(self, weights: Any) -> Stream | None:
         """Return what takes an iterator's weights; None on a rank that only walks it."""
-        stream = Stream(
-            self._memory.snapshot,
-            self._setting.base,
-            dtype=self._options.dtype,
-            max_shard_bytes=self._options.max_shard_bytes,
-            allow_absent=self._options.allow_absent,
-        )
+        stream = Stream(self._memory.snapshot, self._setting.base, self._options)
         if self._ranks.rank != 0:
             stream.skip(weights)
             return None
@@ -235,7 +224,7 @@ class Export:
 
     def _write_stream(self, weights: Any, directory: Path) -> None:
         if (stream := self._stream(weights)) is not None:
-            files, entries = stream.write(weights, directory, hashes=self._options.hashes)
+            files, entries = stream.write(weights, directory)
             self._plan = replace(self._plan, shards=files)
             self._entries |= entries
 
@@ -311,7 +300,3 @@ class Export:
 
     def _told(self) -> Failure | None:
         return None if self._failure is None else failure_of(self._failure)
-
-
-def _room(specs: Sequence[TensorSpec]) -> int:
-    return sum(spec.size_bytes for spec in specs)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from evald.trainer.export.gather import full_shape, full_tensor, is_sharded
+from evald.trainer.export.gather import full_tensor, is_sharded
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,8 @@ class TensorSpec:
 
 def spec_of(name: str, tensor: Any) -> TensorSpec:
     """Return what the whole of ``tensor`` becomes under ``name``; no communication."""
-    return TensorSpec(name, tensor.dtype, tuple(full_shape(tensor)))
+    # (a DTensor's own shape is that of the whole)
+    return TensorSpec(name, tensor.dtype, tuple(tensor.shape))
 
 
 def _as_they_are(parts: list[Any]) -> list[Any]:

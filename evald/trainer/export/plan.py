@@ -13,6 +13,7 @@ from torch import nn
 from evald.trainer.export.base_files import BaseModel, OwnConfig, copy_base_files
 from evald.trainer.export.gather import unwrap
 from evald.trainer.export.lora import WEIGHTS, Adapter, adapters, without_shell
+from evald.trainer.export.setting import Options
 from evald.trainer.export.shards import ShardFile, plan_files, write_index
 from evald.trainer.export.tensors import main_type, plan_pieces
 
@@ -28,22 +29,13 @@ class Plan:
     is_stream: bool = False
 
     @classmethod
-    def of(
-        cls,
-        weights: Any,
-        base: BaseModel,
-        *,
-        dtype: Any,
-        max_shard_bytes: int,
-        allow_absent: Sequence[str],
-    ) -> Self:
+    def of(cls, weights: Any, base: BaseModel, options: Options) -> Self:
         """Plan the snapshot of ``weights``; raises ExportError when they are not the base's."""
-        pieces = plan_pieces(weights, base.shapes, dtype)
+        pieces = plan_pieces(weights, base.shapes, options.dtype)
         if pieces is None:
             return cls(is_stream=True)
-        specs = [spec for piece in pieces for spec in piece.outputs]
-        base.check(((spec.name, spec.shape) for spec in specs), allow_absent)
-        shards = plan_files(pieces, max_shard_bytes)
+        base.check([spec for piece in pieces for spec in piece.outputs], options.allow_absent)
+        shards = plan_files(pieces, options.max_shard_bytes)
         if not isinstance(weights, nn.Module):
             return cls(shards)
         model = unwrap(weights)

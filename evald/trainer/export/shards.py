@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-import queue
-import threading
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import xxhash
 
 from evald.trainer.contract import ExportError
+from evald.trainer.export.hashing import Behind, new_hasher
 from evald.trainer.export.pieces import Piece, TensorSpec
 
 WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-#: large enough that the hashing thread is woken rarely, small enough for the processor's cache.
-_CHUNK_BYTES = 4 << 20
-#: chunks that may wait for the hashing thread; it is three times as fast as the writing.
-_WAITING_CHUNKS = 16
+_PIECE_BYTES = 4 << 20
 #: the format's names of types.
 _TYPES = {
     "bool": "BOOL",
@@ -119,8 +114,7 @@ def write_index(directory: Path, files: Sequence[ShardFile]) -> None:
 class ShardWriter:
     """One file, written tensor by tensor in the order of ``specs``, from the tensors' own memory.
 
-    The content is hashed by a thread beside the writing, chunk by chunk, while it is in the
-    processor's cache. Raises OSError; ``close`` in any case.
+    The content is hashed on its way. Raises OSError; ``close`` in any case.
     """
 
     def __init__(self, path: Path, specs: Sequence[TensorSpec], *, hashes: bool) -> None:
@@ -128,12 +122,12 @@ class ShardWriter:
         self._specs = list(specs)
         self._done = 0
         self._size_bytes = 0
-        self._hasher: _Hasher | None = None
+        self._hasher: Behind | None = None
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self._fd = os.open(path, flags, 0o644)
         try:
             if hashes:
-                self._hasher = _Hasher()
+                self._hasher = new_hasher()
             self._write(memoryview(header(self._specs)))
         except BaseException:
             self.close()
@@ -162,37 +156,15 @@ class ShardWriter:
         return entry
 
     def _write(self, data: memoryview) -> None:
-        for start in range(0, len(data), _CHUNK_BYTES):
-            chunk = data[start : start + _CHUNK_BYTES]
-            if self._hasher is not None:
-                self._hasher.add(chunk)
-            while chunk:
-                written = os.write(self._fd, chunk)
+        size = _PIECE_BYTES if self._hasher is None else self._hasher.piece_bytes
+        for start in range(0, len(data), size):
+            rest = piece = data[start : start + size]
+            while rest:
+                written = os.write(self._fd, rest)
                 self._size_bytes += written
-                chunk = chunk[written:]
-
-
-class _Hasher:
-    """xxh3-64 in a thread of its own."""
-
-    def __init__(self) -> None:
-        self._digest = xxhash.xxh3_64()
-        self._chunks: queue.Queue[memoryview | None] = queue.Queue(_WAITING_CHUNKS)
-        self._thread = threading.Thread(target=self._run, name="evald-hash", daemon=True)
-        self._thread.start()
-
-    def add(self, chunk: memoryview) -> None:
-        self._chunks.put(chunk)
-
-    def finish(self) -> str:
-        if self._thread.is_alive():
-            self._chunks.put(None)
-            self._thread.join()
-        return str(self._digest.hexdigest())
-
-    def _run(self) -> None:
-        while (chunk := self._chunks.get()) is not None:
-            self._digest.update(chunk)
+                rest = rest[written:]
+            if self._hasher is not None:
+                self._hasher.add(piece)
 
 
 def header(specs: Iterable[TensorSpec]) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from evald.trainer.export.base_files import BaseModel
 from evald.trainer.export.gather import full_tensor
 from evald.trainer.export.lanes import Lanes, order
 from evald.trainer.export.pieces import Piece, TensorSpec, one_to_one, spec_of
+from evald.trainer.export.setting import Options
 from evald.trainer.export.shards import ShardFile, plan_files, shard_name
 from evald.trainer.export.tensors import stream, target_type
 
@@ -22,20 +23,10 @@ class Stream:
     For the same reason a failure is raised only when the iterator has been walked to its end.
     """
 
-    def __init__(
-        self,
-        buffer: HostBuffer,
-        base: BaseModel,
-        *,
-        dtype: Any,
-        max_shard_bytes: int,
-        allow_absent: Sequence[str],
-    ) -> None:
+    def __init__(self, buffer: HostBuffer, base: BaseModel, options: Options) -> None:
         self._buffer = buffer
         self._base = base
-        self._dtype = dtype
-        self._max_shard_bytes = max_shard_bytes
-        self._allow_absent = allow_absent
+        self._options = options
         self._pieces: list[Piece] = []
         self._specs: list[TensorSpec] = []
 
@@ -47,10 +38,10 @@ class Stream:
     def hold(self, weights: Iterable[tuple[str, Any]]) -> list[ShardFile]:
         """Copy all of it into host memory; return the files, whose pieces hold the copies."""
         self._walk(weights, cut=None)
-        return plan_files(self._pieces, self._max_shard_bytes)
+        return plan_files(self._pieces, self._options.max_shard_bytes)
 
     def write(
-        self, weights: Iterable[tuple[str, Any]], directory: Path, *, hashes: bool
+        self, weights: Iterable[tuple[str, Any]], directory: Path
     ) -> tuple[list[ShardFile], dict[str, dict[str, Any]]]:
         """Write it into ``directory``, with one shard in host memory at a time.
 
@@ -62,7 +53,7 @@ class Stream:
         def cut() -> None:
             # its name depends on how many there will be
             file = _one_file(self._pieces)._replace(name=f"part-{len(parts)}")
-            with Lanes(directory, hashes=hashes) as lanes:
+            with Lanes(directory, hashes=self._options.hashes) as lanes:
                 for job in order([file], 1):
                     lanes.take(job, list(job.part.piece.inputs))
             if lanes.failure is not None:
@@ -79,7 +70,7 @@ class Stream:
 
     def _walk(self, weights: Iterable[tuple[str, Any]], cut: Callable[[], None] | None) -> None:
         failure: Exception | None = None
-        size_bytes = 0
+        most_bytes, size_bytes = self._options.max_shard_bytes, 0
         self._buffer.clear()
         for name, tensor in stream(weights):
             whole = full_tensor(tensor, keep=failure is None, name=name)
@@ -87,7 +78,7 @@ class Stream:
                 continue
             try:
                 spec = self._spec(name, whole)
-                if cut and self._pieces and size_bytes + spec.size_bytes > self._max_shard_bytes:
+                if cut and self._pieces and size_bytes + spec.size_bytes > most_bytes:
                     self._cut(cut)
                     size_bytes = 0
                 self._pieces.append(one_to_one(name, self._buffer.copy(spec, whole)))
@@ -98,13 +89,13 @@ class Stream:
             del whole
         if failure is not None:
             raise failure
-        self._base.check(((one.name, one.shape) for one in self._specs), self._allow_absent)
+        self._base.check(self._specs, self._options.allow_absent)
         self._cut(cut)
 
     def _spec(self, name: str, tensor: Any) -> TensorSpec:
         own = spec_of(name, tensor)
-        spec = TensorSpec(name, target_type(own.dtype, self._dtype), own.shape)
-        self._base.check_part([(name, spec.shape)])
+        spec = TensorSpec(name, target_type(own.dtype, self._options.dtype), own.shape)
+        self._base.check_part([spec])
         self._specs.append(spec)
         return spec
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-import stat
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from evald.results.compressed import SUFFIX, stored_file, unpack
 from evald.results.follow import Follower
 from evald.status.view import StatusView
+from evald.trainer.publish.names import read_small
 
 _LEDGER = "results.jsonl"
 _BOARD = Path(".evald", "status.json")
@@ -30,18 +31,26 @@ class FileLink:
         self._ledger = None if results is None else _ledger(Path(results))
         self._told: Path | None = None
         self._follower: Follower | None = None
+        #: the follower stands behind this ``seq``.
         self._read_to = 0
+        #: how often another ledger has taken the place of the one that was read.
+        self.restarts = 0
 
     @property
     def ledger(self) -> Path | None:
         """The ledger; None while nobody has said where it is."""
         return self._ledger or self._told
 
+    @property
+    def where(self) -> str:
+        """Where a status is looked for."""
+        return " or ".join(map(str, self._boards()))
+
     def status(self) -> StatusView | None:
         """Return the newest status that was written; None when there is none, or another's."""
         for path in self._boards():
             try:
-                status = msgspec.json.decode(_content(path), type=StatusView)
+                status = msgspec.json.decode(read_small(path), type=StatusView)
             except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 continue  # nobody has served here, or an evald that speaks another schema
             self._told = Path(status.results)
@@ -49,7 +58,7 @@ class FileLink:
         return None
 
     def records(self, after: int) -> list[dict[str, Any]]:
-        """Return the records with ``seq`` above ``after``.
+        """Return the next records with ``seq`` above ``after``: some megabytes at a time.
 
         Who asks for what follows the newest record gets it without the rest being read again.
         """
@@ -58,18 +67,27 @@ class FileLink:
             return []
         follower = self._follower
         if follower is None or follower.path != ledger or after < self._read_to:
+            if follower is not None and follower.path != ledger:
+                self.restarts += 1
             self.close()
-            follower = self._follower = Follower(ledger)
-            self._read_to = 0
+            follower = self._follower = Follower(ledger, after=after)
+        restarts = follower.restarts
         try:
-            lines = follower.read()
+            return self._next(follower, after)
         except OSError:
             self.close()  # what takes the place of a pipe or a directory is opened anew
             return []
-        found = [record for record in map(_record, lines) if record and record["seq"] > after]
-        if found:
-            self._read_to = found[-1]["seq"]
-        return found
+        finally:
+            self.restarts += follower.restarts - restarts
+
+    def _next(self, follower: Follower, after: int) -> list[dict[str, Any]]:
+        self._read_to = after
+        for lines in follower.batches():
+            found = [record for record in map(_record, lines) if record and record["seq"] > after]
+            if found:
+                self._read_to = found[-1]["seq"]
+                return found
+        return []
 
     def samples(self, record_id: str, set_name: str) -> list[dict[str, Any]] | None:
         """Return the samples of one eval set of the point with this terminal ``record_id``."""
@@ -81,7 +99,11 @@ class FileLink:
             return None
         folder = ledger.parent / "samples" / run / f"{kind}_{step}.{revision}"
         try:
-            lines = _content(folder / f"{set_name}.jsonl").splitlines()
+            path = stored_file(folder / f"{set_name}.jsonl")
+            if path is None:
+                return None
+            content = read_small(path)
+            lines = (unpack(content) if path.suffix == SUFFIX else content).splitlines()
             return [msgspec.json.decode(line) for line in lines if line]
         except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None
@@ -101,15 +123,6 @@ class FileLink:
 
 def _ledger(path: Path) -> Path:
     return path if path.suffix == ".jsonl" or path.is_file() else path / _LEDGER
-
-
-def _content(path: Path) -> bytes:
-    """Read a regular file; a pipe in its place must not hold up the training. Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb", buffering=0) as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(f"{path} is no regular file")
-        return file.readall()
 
 
 def _record(line: bytes) -> dict[str, Any] | None:

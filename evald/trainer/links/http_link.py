@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import os
 import threading
 import time
@@ -16,35 +15,32 @@ import structlog
 
 from evald.errors import EvaldError
 from evald.status.token import TOKEN_VARIABLE, check_token, read_token
-from evald.status.view import LAST_SEQ_HEADER, StatusView
+from evald.status.view import StatusView
+from evald.trainer.links.http_answers import (
+    FAULTS,
+    NOT_UNDERSTOOD,
+    Answer,
+    TooLarge,
+    is_same,
+    lines_in,
+    newest_seq,
+    read_into,
+    records_in,
+)
 from evald.trainer.links.http_connection import Connection, Place, parse_url
 
 log = structlog.get_logger(__name__)
 
-_CHUNK_BYTES = 256 << 10
 #: no answer of an evald is larger; a page of records has some 8 MiB.
 _MOST_BYTES = 64 << 20
 _MOST_SAMPLES_BYTES = 1 << 30
-#: ``seq`` has no more digits.
-_SEQ_DIGITS = 18
-_decoder: msgspec.json.Decoder[dict[str, Any]] = msgspec.json.Decoder(dict[str, Any])
-_FAULTS = (OSError, http.client.HTTPException)
-_NOT_UNDERSTOOD = (msgspec.DecodeError, ValueError, RecursionError)
+#: timeouts that a record gets which is too large for one.
+_MOST_PATIENCE = 8
 _REFUSED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 
 
 class Refused(EvaldError):
     """The daemon does not take the token."""
-
-
-class _TooLarge(http.client.HTTPException):
-    """An answer that no evald gives."""
-
-
-class _Answer(msgspec.Struct):
-    status: int
-    newest_seq: int
-    body: bytes
 
 
 class HttpLink:
@@ -76,6 +72,17 @@ class HttpLink:
         self._connection: Connection | None = None
         self._lock = threading.Lock()
         self._said = ""
+        #: how often another ledger has taken the place of the one that was read.
+        self.restarts = 0
+        #: the newest record that was returned: the same ledger still has it.
+        self._newest: dict[str, Any] | None = None
+        #: timeouts that the next question for records may take.
+        self._patience = 1
+
+    @property
+    def where(self) -> str:
+        """Where a status is looked for."""
+        return self.url
 
     def check(self) -> bool:
         """Tell whether a daemon answers; for the start of a job.
@@ -105,23 +112,37 @@ class HttpLink:
         """Return the ledger's records with ``seq`` above ``after``, oldest first; [] if none.
 
         What does not come within the timeout comes with the next call: whole records of an answer
-        that was cut off count.
+        that was cut off count, and a record that is too large for one timeout gets some more. A
+        line that is no record is passed by.
         """
-        deadline = time.monotonic() + self._timeout_s
-        records: list[dict[str, Any]] = []
+        deadline = time.monotonic() + self._timeout_s * self._patience
+        known, records = self._known(after), []
+        position = after if known is None else after - 1
         while (left_s := deadline - time.monotonic()) > 0:
-            answer = self._get_ok(f"/records?after={after}", left_s, keep_lines=True)
-            page = None if answer is None else self._lines(answer)
-            if answer is None or not page:
+            answer = self._get_ok(f"/records?after={position}", left_s, keep_lines=True)
+            if answer is None or not answer.body:
                 break
-            if not all(_has_seq(record) for record in page):
-                self._say(f"cannot understand what answers at {self.url}: a record without its seq")
-                break
+            self._patience = 1
+            page, fault = records_in(answer)
+            if fault:
+                self._say(f"cannot understand what answers at {self.url}: {fault}")
+            if known is not None and page:
+                if not is_same(page.pop(0), known):
+                    self.restarts, self._newest = self.restarts + 1, None
+                    return []
+                known = None
             records += page
-            after = max(after + 1, page[-1]["seq"])
-            if after >= answer.newest_seq:
+            position = page[-1]["seq"] if page else position + 1
+            if position >= answer.newest_seq:
                 break
+        if records:
+            self._newest = records[-1]
         return records
+
+    def _known(self, after: int) -> dict[str, Any] | None:
+        """Return the record ``after`` if it was the newest: it is asked for once more."""
+        newest = self._newest
+        return newest if newest is not None and newest["seq"] == after else None
 
     def samples(self, record_id: str, set_name: str) -> list[dict[str, Any]] | None:
         """Return the samples of one eval set of a point; None when they cannot be read."""
@@ -129,7 +150,13 @@ class HttpLink:
         answer = self._get_ok(
             f"/samples?{query}", self._samples_timeout_s, most_bytes=_MOST_SAMPLES_BYTES
         )
-        return None if answer is None else self._lines(answer)
+        if answer is None:
+            return None
+        try:
+            return lines_in(answer)
+        except NOT_UNDERSTOOD as error:
+            self._say(f"cannot understand what answers at {self.url}: {error}")
+            return None
 
     def close(self) -> None:
         """Close the connection; a later call opens it again."""
@@ -143,7 +170,7 @@ class HttpLink:
         *,
         most_bytes: int = _MOST_BYTES,
         keep_lines: bool = False,
-    ) -> _Answer | None:
+    ) -> Answer | None:
         answer = self._get(path, timeout_s, most_bytes=most_bytes, keep_lines=keep_lines)
         if answer is None or answer.status == HTTPStatus.NOT_FOUND:
             return None
@@ -164,7 +191,7 @@ class HttpLink:
         *,
         most_bytes: int = _MOST_BYTES,
         keep_lines: bool = False,
-    ) -> _Answer | None:
+    ) -> Answer | None:
         """Ask once; a second time when the kept connection turns out to be dead.
 
         ``keep_lines``: of an answer that breaks off the whole lines are an answer.
@@ -176,19 +203,17 @@ class HttpLink:
             if self._connection is not None:
                 try:
                     return self._exchange(path, deadline, most_bytes, keep_lines=keep_lines)
-                except _FAULTS:
+                except FAULTS:
                     self._drop()
             return self._exchange(path, deadline, most_bytes, keep_lines=keep_lines)
-        except _FAULTS as error:
+        except FAULTS as error:
             self._drop()
             self._say(f"cannot ask evald at {self.url}: {error or type(error).__name__}")
             return None
         finally:
             self._lock.release()
 
-    def _exchange(
-        self, path: str, deadline: float, most_bytes: int, *, keep_lines: bool
-    ) -> _Answer:
+    def _exchange(self, path: str, deadline: float, most_bytes: int, *, keep_lines: bool) -> Answer:
         if self._connection is None:
             self._connection = Connection(self._place, deadline)
             self._connection.connect()
@@ -197,40 +222,35 @@ class HttpLink:
         connection.request("GET", self._place.prefix + path, headers=self._headers)
         body = bytearray()
         with connection.getresponse() as response:  # closed, it frees the connection
-            newest_seq = _newest_seq(response)
+            newest = newest_seq(response)
             try:
-                _read_into(body, response, most_bytes)
-            except _FAULTS as fault:
+                read_into(body, response, most_bytes)
+            except FAULTS as fault:
                 whole = body.rfind(b"\n") + 1
                 ok = response.status == HTTPStatus.OK
-                if not (keep_lines and ok and whole) or isinstance(fault, _TooLarge):
+                if keep_lines and ok and body and not whole:
+                    self._patience = min(self._patience * 2, _MOST_PATIENCE)
+                if not (keep_lines and ok and whole) or isinstance(fault, TooLarge):
                     raise
                 del body[whole:]
                 self._drop()
         if response.will_close:
             self._drop()
-        return _Answer(response.status, newest_seq, bytes(body))
+        return Answer(response.status, newest, bytes(body))
 
     def _drop(self) -> None:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
-    def _view(self, answer: _Answer) -> StatusView:
+    def _view(self, answer: Answer) -> StatusView:
         try:
             return msgspec.json.decode(answer.body, type=StatusView)
-        except _NOT_UNDERSTOOD as error:
+        except NOT_UNDERSTOOD as error:
             raise EvaldError(
                 f"cannot understand what answers at {self.url} (HTTP {answer.status}): {error}; "
                 "is it an evald, and of this version?"
             ) from error
-
-    def _lines(self, answer: _Answer) -> list[dict[str, Any]] | None:
-        try:
-            return [_decoder.decode(line) for line in answer.body.splitlines()]
-        except _NOT_UNDERSTOOD as error:
-            self._say(f"cannot understand what answers at {self.url}: {error}")
-            return None
 
     def _refusal(self) -> str:
         return (
@@ -243,28 +263,6 @@ class HttpLink:
         if sentence != self._said:
             log.warning("evald_not_asked", detail=sentence)
         self._said = sentence
-
-
-def _read_into(body: bytearray, response: http.client.HTTPResponse, most_bytes: int) -> None:
-    """Read a body piece by piece; what came before a fault is in ``body``. Raises _FAULTS."""
-    while chunk := response.read1(_CHUNK_BYTES):
-        if len(body) + len(chunk) > most_bytes:
-            raise _TooLarge(f"the answer has more than {most_bytes >> 20} MiB")
-        body += chunk
-    if response.length:  # read1 ends silently where a connection breaks off
-        raise http.client.IncompleteRead(b"", response.length)
-
-
-def _newest_seq(response: http.client.HTTPResponse) -> int:
-    newest = response.headers.get(LAST_SEQ_HEADER, "0")
-    if len(newest) > _SEQ_DIGITS or not newest.isdecimal():
-        raise http.client.HTTPException(f"cannot understand its header {LAST_SEQ_HEADER}")
-    return int(newest)
-
-
-def _has_seq(record: dict[str, Any]) -> bool:
-    seq = record.get("seq")
-    return type(seq) is int and 0 <= seq < 10**_SEQ_DIGITS
 
 
 def _headers(

@@ -7,6 +7,7 @@ name, and the marker comes last.
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
 import time
@@ -20,15 +21,16 @@ from evald.status.view import StatusView
 from evald.trainer.contract import Link, NoSpace, PushError
 from evald.trainer.push.copy import CopyFar
 from evald.trainer.push.far import FarEnd, read_board, wait_until_ended
-from evald.trainer.push.plan import Parcel, by_name, check_name, pack
+from evald.trainer.push.manifest import MarkerContent, read_marker
+from evald.trainer.push.plan import Parcel, by_name, check_name, pack, shared_root
 from evald.trainer.push.rsync import RsyncFar
-
-__all__ = ["PushCarrier", "carrier_for"]
 
 log = structlog.get_logger(__name__)
 
 #: for cleaning up when the deadline of the push itself is over.
 _CLEAN_UP_S = 60.0
+#: for a look at the daemon's status.
+_LOOK_S = 60.0
 _FAR = re.compile(
     r"(?P<user>[^\s/:@\[\]]+@)?(?:\[(?P<six>[0-9A-Fa-f:.]+(?:%\w+)?)\]|(?P<host>[^\s/:@\[\]]+))"
     r":(?P<root>.*)"
@@ -38,9 +40,10 @@ _FAR = re.compile(
 class PushCarrier:
     """A ``Carrier``: copies from below ``root`` to a far end, where names stay as they are.
 
-    ``timeout_s`` bounds a whole call. A directory that is there already with equal bytes is left
-    alone; one with other bytes is replaced once evald has ended its point, for which a call waits
-    at most ``busy_timeout_s``: ``link`` tells (None: the ``status.json`` at the far end).
+    ``timeout_s`` bounds a whole call. A directory that is there already, with equal bytes and for
+    the same point, is left alone. Else it gets the new marker (equal bytes of another run or step)
+    or is replaced, once evald has ended its point, for which a call waits at most
+    ``busy_timeout_s``: ``link`` tells (None: the ``status.json`` at the far end).
     """
 
     def __init__(
@@ -66,11 +69,10 @@ class PushCarrier:
         Raises PushError: its ``reason`` is ``no_space`` where the far end is full, ``busy`` where
         other bytes of the step are still being measured. ValueError for a path outside the root.
         """
-        name = self._name(path)
+        name, deadline = self._name(path), time.monotonic() + self._timeout_s
         if path.is_dir():
-            self.deliver(pack(path, name, marker=self._marker))
+            self._deliver(pack(path, name, marker=self._marker, deadline=deadline), deadline)
             return
-        deadline = time.monotonic() + self._timeout_s
         try:
             content = path.read_bytes()
         except OSError as error:
@@ -78,31 +80,46 @@ class PushCarrier:
         self._far.write(name, content, deadline)
 
     def deliver(self, parcel: Parcel) -> bool:
-        """Copy a directory and check it there; False: equal bytes were there already.
+        """Copy a directory and check it there; False: it was there already.
 
         Raises as :meth:`carry` does.
         """
-        deadline = time.monotonic() + self._timeout_s
-        try:
-            return self._deliver(parcel, deadline)
-        except NoSpace:
-            self._give_back(parcel.name)
-            raise
+        return self._deliver(parcel, time.monotonic() + self._timeout_s)
+
+    def pattern(self) -> str | None:
+        """Return the daemon's pattern, as its status at the far end shows it; raises PushError."""
+        status = read_board(self._far, time.monotonic() + min(self._timeout_s, _LOOK_S))
+        return None if status is None or status.staging is None else status.staging.pattern or None
 
     def _deliver(self, parcel: Parcel, deadline: float) -> bool:
-        state = self._far.prepare(parcel, deadline, replace=False)
-        if state != "absent":
-            if not self._far.differences(parcel, "final", deadline):
-                if state == "unmarked":  # cut off between the rename and the marker
+        try:
+            state = self._far.prepare(parcel, deadline, replace=False)
+            if state != "absent":
+                is_equal = not self._far.differences(parcel, "final", deadline)
+                if state == "marked" and not self._may_swap(parcel, deadline, is_equal=is_equal):
+                    return False
+                if is_equal:  # of another point, or cut off between the rename and the marker
                     marker = f"{parcel.name}/{parcel.marker}"
                     self._far.write(marker, parcel.content, deadline)
-                return state == "unmarked"
-            if state == "marked":
-                self._wait_until_ended(parcel, deadline)
-            self._far.prepare(parcel, deadline, replace=True)
-        self._far.send(parcel, parcel.files, deadline, again=False)
-        self._check(parcel, deadline)
-        self._far.publish(parcel, deadline)
+                    return True
+                self._far.prepare(parcel, deadline, replace=True)
+            self._far.send(parcel, parcel.files, deadline, again=False)
+            self._check(parcel, deadline)
+            self._far.publish(parcel, deadline)
+        except NoSpace:
+            self._far.release()
+            self._give_back(parcel.name)
+            raise
+        finally:
+            self._far.release()
+        return True
+
+    def _may_swap(self, parcel: Parcel, deadline: float, *, is_equal: bool) -> bool:
+        """Wait until what is there may get another marker; False: it is this point already."""
+        there = read_marker(self._far.read([f"{parcel.name}/{parcel.marker}"], deadline))
+        if is_equal and there == parcel.said:
+            return False
+        self._wait_until_ended(parcel, there, deadline)
         return True
 
     def discard(self, path: Path) -> None:
@@ -133,18 +150,19 @@ class PushCarrier:
                 f"writes into {parcel.source}"
             )
 
-    def _wait_until_ended(self, parcel: Parcel, deadline: float) -> None:
+    def _wait_until_ended(self, parcel: Parcel, there: MarkerContent, deadline: float) -> None:
+        runs = {there.run, parcel.said.run}
         left_s = max(deadline - time.monotonic(), 0.0)
         link = self._link
 
         def ask() -> StatusView | None:
             status = None if link is None else link.status()
             # a link that is down must not make way for a swap under a running point
-            return status or read_board(self._far.board(deadline))
+            return status or read_board(self._far, deadline)
 
         wait_until_ended(
             ask,
-            run=parcel.said.run,
+            runs=None if None in runs else runs,
             step=parcel.step,
             timeout_s=min(self._busy_timeout_s, left_s),
         )
@@ -178,10 +196,15 @@ def carrier_for(
     Raises ValueError for a destination or a number that cannot be used, EvaldError where rsync or
     ssh is missing.
     """
-    if streams < 1 or timeout_s <= 0:
+    if streams < 1 or not 0 < timeout_s < math.inf:
         raise ValueError(
-            f"cannot push with streams={streams}, timeout_s={timeout_s:g}: both must be above 0"
+            f"cannot push with streams={streams}, timeout_s={timeout_s:g}: both must be numbers "
+            "above 0"
         )
+    if max_bytes_s is not None and max_bytes_s < 1:
+        raise ValueError(f"cannot push {max_bytes_s} bytes a second: give a number above 0")
+    if not ssh:
+        raise ValueError('cannot push: the words of ssh are empty; give them as "ssh -p 2222"')
     if ".." in Path(marker).parts or Path(marker).is_absolute():
         raise ValueError(f"cannot push with marker {marker!r}: it must lie inside the snapshot")
     return PushCarrier(
@@ -202,12 +225,12 @@ def _far_end(
         "system that both hosts see"
     )
     match = _FAR.fullmatch(destination)
-    if match is None:
-        if not destination or ":" in destination.partition("/")[0]:
+    if match is None or "\0" in destination:
+        if not destination or "\0" in destination or ":" in destination.partition("/")[0]:
             raise wrong
         if max_bytes_s is not None:
             raise ValueError(f"cannot bound the copy to {destination}: max_bytes_s is for rsync")
-        return CopyFar(Path(destination).expanduser().absolute(), streams=streams)
+        return CopyFar(shared_root(destination), streams=streams)
     user, host, far_root = match["user"] or "", match["six"] or match["host"], match["root"]
     # "scheme://" is a URL and "host::" a module of an rsync daemon
     if not far_root.startswith("/") or far_root.startswith("//") or f"{user}{host}"[0] == "-":

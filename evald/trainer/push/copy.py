@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import stat
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -14,16 +13,20 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from evald.trainer.contract import NoSpace, PushError
+from evald.trainer.publish.content import hash_file, open_up
+from evald.trainer.publish.locks import lock, unlock
 from evald.trainer.push.far import (
     STALE_MINUTES,
     State,
     Where,
     check_room,
     late,
+    linked,
     no_root,
     taken,
 )
-from evald.trainer.push.plan import Parcel, SourceFile, hash_file, is_attempt, temporary_prefix
+from evald.trainer.push.manifest import SourceFile
+from evald.trainer.push.plan import Parcel, is_attempt, temporary_prefix
 
 _CHUNK_BYTES = 8 << 20
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -35,18 +38,20 @@ class CopyFar:
     def __init__(self, root: Path, *, streams: int) -> None:
         self._root = root
         self._streams = streams
+        #: the hidden directory of the push under way, locked.
+        self._held: int | None = None
 
     def __str__(self) -> str:
         """Show it as it was given."""
         return str(self._root)
 
-    def board(self, deadline: float) -> bytes:
-        """Return the daemon's ``status.json``, empty where there is none."""
+    def read(self, names: Sequence[str], deadline: float) -> bytes:
+        """Return the first of some small files, named from the root; empty where there is none."""
         del deadline
         with self._work():
-            for folder in (self._root, self._root.parent):
-                with suppress(FileNotFoundError):
-                    return (folder / ".evald" / "status.json").read_bytes()
+            for path in (self._root / name for name in names):
+                if path.is_file():
+                    return path.read_bytes()
         return b""
 
     def prepare(self, parcel: Parcel, deadline: float, *, replace: bool) -> State:
@@ -61,16 +66,33 @@ class CopyFar:
                 if not replace:
                     return "marked" if marker.is_file() else "unmarked"
                 with suppress(FileNotFoundError, NotADirectoryError):
-                    marker.unlink()
+                    _remove(marker)
                 old = temporary.with_name(temporary.name + ".old")
                 _remove(final.rename(old))
             self._sweep(parcel.name, keep=temporary)
-            temporary.mkdir(exist_ok=True)
+            self._hold(temporary)
             there = sum(path.stat().st_size for path in temporary.rglob("*") if path.is_file())
             disk = os.statvfs(self._root)
         free_bytes = disk.f_bavail * disk.f_frsize
         check_room(parcel, self, there_bytes=there, free_bytes=free_bytes)
         return "absent"
+
+    def release(self) -> None:
+        """Let go of the hidden directory; what is in it stays."""
+        held, self._held = self._held, None
+        unlock(held)
+
+    def _hold(self, temporary: Path) -> None:
+        if temporary.is_symlink():
+            raise linked(self, temporary.name)
+        temporary.mkdir(exist_ok=True)
+        self.release()
+        self._held = lock(temporary)
+        if self._held is None:
+            raise PushError(
+                f"cannot push to {self}: another process is pushing the same snapshot there right "
+                "now; let one do it"
+            )
 
     def send(
         self, parcel: Parcel, files: Sequence[SourceFile], deadline: float, *, again: bool
@@ -122,7 +144,7 @@ class CopyFar:
         final, temporary = self._root / parcel.name, self._root / parcel.temporary
         marker = f"{parcel.name}/{parcel.marker}"
         with self._work():
-            _open_up(temporary, self._root)
+            open_up(temporary, self._root)
             final.parent.mkdir(parents=True, exist_ok=True)
             if os.path.lexists(final):
                 raise taken(self)
@@ -160,7 +182,7 @@ class CopyFar:
         with self._work():
             for left in self._root.glob(".push-*"):
                 if is_attempt(left.name, name):
-                    _remove(left)
+                    _remove_unheld(left)
 
     def _sweep(self, name: str, *, keep: Path) -> None:
         """Remove what pushes of other bytes of this name, and pushes long ago, have left."""
@@ -169,11 +191,11 @@ class CopyFar:
             if left == keep:
                 continue
             if is_attempt(left.name, name):
-                _remove(left)
+                _remove_unheld(left)
             else:
                 with suppress(OSError):  # of another user, or gone meanwhile
-                    if left.stat().st_mtime < oldest:
-                        _remove(left)
+                    if left.lstat().st_mtime < oldest:
+                        _remove_unheld(left)
 
     def _copy(
         self,
@@ -189,13 +211,20 @@ class CopyFar:
             if not again and target.stat().st_size == file.size_bytes:
                 return  # the check reads it in any case
         buffer = memoryview(bytearray(min(_CHUNK_BYTES, max(file.size_bytes, 1))))
-        with file.path.open("rb", buffering=0) as source, target.open("wb") as out:
+        # Not truncated: where nothing can be locked, another push may be writing the same bytes,
+        # and must not find less after its check than before.
+        descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        with (
+            open(descriptor, "wb") as out,  # noqa: PTH123 - a descriptor
+            file.path.open("rb", buffering=0) as source,
+        ):
             while count := source.readinto(buffer):
                 if stop.is_set():
                     raise _Stopped
                 if time.monotonic() > deadline:
                     raise late(self)
                 out.write(buffer[:count])
+            out.truncate()
             out.flush()
             os.fsync(out.fileno())  # else the check would read what never left this machine
 
@@ -218,15 +247,17 @@ class _Stopped(Exception):
     """The copy of another file has failed."""
 
 
-def _open_up(directory: Path, root: Path) -> None:
-    """Let another user read every file and, where the root's group may write, delete them.
-
-    Bits are only added: under a default ACL the group bits are its mask.
-    """
-    folder_bits = 0o755 | (root.stat().st_mode & stat.S_IWGRP)
-    for path in (directory, *directory.rglob("*")):
-        bits = folder_bits if path.is_dir() else 0o644
-        path.chmod(stat.S_IMODE(path.stat().st_mode) | bits)
+def _remove_unheld(path: Path) -> None:
+    """Remove what no living push writes into."""
+    held = None
+    if path.is_dir() and not path.is_symlink():
+        held = lock(path)
+        if held is None:
+            return
+    try:
+        _remove(path)
+    finally:
+        unlock(held)
 
 
 def _remove(path: Path) -> None:

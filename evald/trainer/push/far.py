@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Literal, Protocol
 
 import msgspec
@@ -11,13 +11,16 @@ import msgspec
 from evald.point import SkipReason
 from evald.status.view import StatusView
 from evald.trainer.contract import NoSpace, PushError
-from evald.trainer.push.plan import Parcel, SourceFile
+from evald.trainer.push.manifest import SourceFile
+from evald.trainer.push.plan import Parcel
 
 #: a daemon whose beat stands still this long is taken for dead: nobody waits for it.
 DEAD_AFTER_S = 10.0
 _POLL_S = 1.0
 #: hidden directories of pushes that were given up are swept after this long.
 STALE_MINUTES = 24 * 60
+#: of the daemon; the root of a push may be a run's folder in the daemon's.
+_BOARDS = (".evald/status.json", "../.evald/status.json")
 
 #: what lies under the final name: nothing, a directory, a directory with its marker.
 State = Literal["absent", "unmarked", "marked"]
@@ -37,14 +40,15 @@ class FarEnd(Protocol):
     Raises PushError, and NoSpace when the file system there is full.
     """
 
-    def board(self, deadline: float) -> bytes:
-        """Return the daemon's ``status.json``, empty where there is none."""
+    def read(self, names: Sequence[str], deadline: float) -> bytes:
+        """Return the first of some small files, named from the root; empty where there is none."""
         ...
 
     def prepare(self, parcel: Parcel, deadline: float, *, replace: bool) -> State:
         """Make the hidden directory, unless there is something under the final name: tell what.
 
-        ``replace``: that makes way, its marker first. Checks that there is room.
+        ``replace``: that makes way, its marker first. Checks that there is room. Until ``release``
+        nobody else writes into the hidden directory, as far as the far end can tell.
         """
         ...
 
@@ -68,6 +72,10 @@ class FarEnd(Protocol):
 
     def discard(self, name: str, deadline: float) -> None:
         """Remove the hidden directories of a name."""
+        ...
+
+    def release(self) -> None:
+        """Let go of the hidden directory; what is in it stays."""
         ...
 
 
@@ -104,16 +112,35 @@ def taken(far: FarEnd) -> PushError:
     )
 
 
+def linked(far: FarEnd, hidden: str) -> PushError:
+    """Return what to raise where the hidden directory is a link to somewhere else."""
+    return PushError(
+        f"cannot push to {far}: {hidden} there is a symbolic link, which no push makes; remove it"
+    )
+
+
+def read_board(far: FarEnd, deadline: float) -> StatusView | None:
+    """Read ``status.json``; None where no daemon has served, or one of another version."""
+    try:
+        return msgspec.json.decode(far.read(_BOARDS, deadline), type=StatusView)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
 def wait_until_ended(
-    ask: Callable[[], StatusView | None], *, run: str | None, step: int | None, timeout_s: float
+    ask: Callable[[], StatusView | None],
+    *,
+    runs: Container[str | None] | None,
+    step: int | None,
+    timeout_s: float,
 ) -> None:
     """Wait while a living daemon has a point of this step queued or running.
 
-    Raises StillHeld after ``timeout_s``.
+    ``runs``: of which one the point can be; None: any. Raises StillHeld after ``timeout_s``.
     """
     give_up = time.monotonic() + timeout_s
     beat, moved = None, time.monotonic()
-    while (status := ask()) is not None and _holds(status, run, step):
+    while (status := ask()) is not None and _holds(status, runs, step):
         now = time.monotonic()
         if (status.pid, status.beat) != beat:
             beat, moved = (status.pid, status.beat), now
@@ -127,16 +154,8 @@ def wait_until_ended(
         time.sleep(_POLL_S)
 
 
-def read_board(content: bytes) -> StatusView | None:
-    """Read ``status.json``; None where no daemon has served, or one of another version."""
-    try:
-        return msgspec.json.decode(content, type=StatusView)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-
-
-def _holds(status: StatusView, run: str | None, step: int | None) -> bool:
+def _holds(status: StatusView, runs: Container[str | None] | None, step: int | None) -> bool:
     return any(
-        step in {None, point.step} and run in {None, point.run}
+        step in {None, point.step} and (runs is None or point.run in runs)
         for point in (*status.queued, *status.running)
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import stat
@@ -12,37 +13,20 @@ import msgspec
 import xxhash
 
 from evald.trainer.contract import PushError
+from evald.trainer.push.choice import is_needed
+from evald.trainer.push.manifest import (
+    MarkerContent,
+    SourceFile,
+    check_source,
+    read_marker,
+    without,
+    write_marker,
+)
 
 #: folders within folders; a loop of links ends here, too.
 _MAX_DEPTH = 32
-_CHUNK_BYTES = 8 << 20
 #: less than that is not worth a connection of its own.
 MIN_SHARE_BYTES = 32 << 20
-
-
-class SourceFile(msgspec.Struct, frozen=True):
-    """One file to be pushed; links are followed, so that its bytes arrive and not a link."""
-
-    #: relative to the directory, with "/".
-    name: str
-    path: Path
-    size_bytes: int
-    mtime_ns: int
-
-
-class ManifestEntry(msgspec.Struct, frozen=True):
-    """What the manifest says of one file."""
-
-    size: int | None = None
-    xxh3: str | None = None
-
-
-class MarkerContent(msgspec.Struct, frozen=True):
-    """What a push needs to know of a manifest; an empty marker says nothing."""
-
-    step: int | None = None
-    run: str | None = None
-    files: dict[str, ManifestEntry] = {}
 
 
 class Parcel(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,6 +40,8 @@ class Parcel(msgspec.Struct, frozen=True, kw_only=True):
     marker: str
     content: bytes
     said: MarkerContent
+    #: in the directory, and not to be pushed.
+    left_out: list[SourceFile] = []
 
     @property
     def size_bytes(self) -> int:
@@ -105,15 +91,38 @@ def check_name(name: str) -> str:
     return str(path)
 
 
-def pack(source: Path, name: str, *, marker: str, content: bytes | None = None) -> Parcel:
-    """List what is in ``source``; ``content``: the marker's, where there is no marker yet.
+def shared_root(destination: str) -> Path:
+    """Return the root that both hosts see; raises ValueError for a home that is none."""
+    try:
+        return Path(destination).expanduser().absolute()
+    except RuntimeError as error:
+        user = destination.partition("/")[0]
+        raise ValueError(
+            f"cannot push to {destination!r}: there is no home of {user} on this machine"
+        ) from error
 
-    Raises PushError when the directory is empty, not finished or cannot be read.
+
+def pack(
+    source: Path,
+    name: str,
+    *,
+    marker: str,
+    unmarked: bool = False,
+    everything: bool = True,
+    deadline: float = math.inf,
+) -> Parcel:
+    """List what is in ``source``, and see that it is what its manifest says.
+
+    ``unmarked``: a directory without a marker gets one, with every file's hash. ``everything``:
+    also what no evaluation needs; else that is ``left_out``, and not in the manifest either.
+    ``deadline``: of ``time.monotonic()``.
+
+    Raises PushError when the directory is empty, not finished, not as its manifest says, or cannot
+    be read.
     """
     try:
-        if content is None:
-            content = (source / marker).read_bytes()
-        files = sorted(_walk(source, "", marker), key=lambda file: file.name)
+        content = _marker_content(source / marker, unmarked=unmarked)
+        found = sorted(_walk(source, "", marker), key=lambda file: file.name)
     except FileNotFoundError as error:
         if error.filename == str(source / marker):
             raise PushError(
@@ -122,45 +131,36 @@ def pack(source: Path, name: str, *, marker: str, content: bytes | None = None) 
         raise PushError(f"cannot push {source}: {error.filename} is not there") from error
     except OSError as error:
         raise PushError(f"cannot push {source}: {error.filename}: {error.strerror}") from error
+    files = [file for file in found if everything or is_needed(file.name)]
+    left_out = [file for file in found if not (everything or is_needed(file.name))]
     if not files:
-        raise PushError(f"cannot push {source}: there is no file in it")
-    said = _read_marker(content)
-    return Parcel(source=source, name=name, files=files, marker=marker, content=content, said=said)
+        what = "no file" if not left_out else "no weights, config or tokenizer file"
+        all_of_it = "; --all sends what there is" if left_out else ""
+        raise PushError(f"cannot push {source}: there is {what} in it{all_of_it}")
+    if content is None:
+        content = write_marker(source, files)
+    else:
+        check_source(source, found, read_marker(content), deadline)
+        if left_out:
+            content = without(content, {file.name for file in left_out})
+    return Parcel(
+        source=source,
+        name=name,
+        files=files,
+        left_out=left_out,
+        marker=marker,
+        content=content,
+        said=read_marker(content),
+    )
 
 
-def make_manifest(source: Path, *, marker: str) -> bytes:
-    """Return a marker's content for a directory that has none: every file with size and hash.
-
-    Reads every file; raises PushError.
-    """
-    parcel = pack(source, source.name, marker=marker, content=b"")
+def _marker_content(path: Path, *, unmarked: bool) -> bytes | None:
     try:
-        files = {
-            file.name: {"size": file.size_bytes, "xxh3": hash_file(file.path)}
-            for file in parcel.files
-        }
-        return msgspec.json.encode({"schema": 1, "files": files}) + b"\n"
-    except OSError as error:
-        raise PushError(f"cannot push {source}: {error.filename}: {error.strerror}") from error
-    except UnicodeEncodeError as error:
-        raise PushError(
-            f"cannot push {source}: a file's name is not UTF-8 ({error.object!a}); rename it"
-        ) from error
-
-
-def hash_file(path: Path, *, from_disk: bool = False) -> str:
-    """Return the 16 hex digits of the content's xxh3-64; raises OSError.
-
-    ``from_disk``: what lies in the page cache is not good enough, as far as the system lets us.
-    """
-    digest = xxhash.xxh3_64()
-    buffer = memoryview(bytearray(_CHUNK_BYTES))
-    with path.open("rb", buffering=0) as file:
-        if from_disk:
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        while count := file.readinto(buffer):
-            digest.update(buffer[:count])
-    return digest.hexdigest()
+        return path.read_bytes()
+    except FileNotFoundError:
+        if unmarked:
+            return None
+        raise
 
 
 def share_out(files: Sequence[SourceFile], streams: int) -> list[list[SourceFile]]:
@@ -202,11 +202,3 @@ def _walk(folder: Path, prefix: str, marker: str) -> Iterator[SourceFile]:
             yield SourceFile(name, path, status.st_size, status.st_mtime_ns)
         else:
             raise PushError(f"cannot push {path}: it is neither a file nor a folder; remove it")
-
-
-def _read_marker(content: bytes) -> MarkerContent:
-    """Read a manifest as far as it can be understood: judging it is evald's business."""
-    try:
-        return msgspec.json.decode(content, type=MarkerContent)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return MarkerContent()

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 
 from evald.trainer.contract import NoSpace, PushError
 from evald.trainer.push import scripts
-from evald.trainer.push.far import State, Where, check_room, late, no_root, taken
-from evald.trainer.push.plan import Parcel, SourceFile, by_name, share_out, temporary_prefix
+from evald.trainer.push.far import State, Where, check_room, late, linked, no_root, taken
+from evald.trainer.push.manifest import SourceFile
+from evald.trainer.push.plan import Parcel, by_name, share_out, temporary_prefix
 from evald.trainer.push.process import Command, Done, failed, run_all
 
 #: of each ssh connection; what the caller's own ``ssh`` words say wins.
@@ -55,9 +56,10 @@ class RsyncFar:
         """Show it as it was given."""
         return f"{self._host}:{self._root}"
 
-    def board(self, deadline: float) -> bytes:
-        """Return the daemon's ``status.json``, empty where there is none."""
-        return self._script(scripts.BOARD, [], deadline).encode(errors="surrogateescape")
+    def read(self, names: Sequence[str], deadline: float) -> bytes:
+        """Return the first of some small files, named from the root; empty where there is none."""
+        said = self._script(scripts.READ, names, deadline)
+        return said.partition(scripts.CONTENT)[2].encode(errors="surrogateescape")
 
     def prepare(self, parcel: Parcel, deadline: float, *, replace: bool) -> State:
         """Make the hidden directory, or tell what is there already; see ``FarEnd``."""
@@ -127,6 +129,9 @@ class RsyncFar:
         """Remove the hidden directories of a name."""
         self._script(scripts.DISCARD, [temporary_prefix(name)], deadline)
 
+    def release(self) -> None:
+        """Do nothing: rsync writes the same bytes into the same places, whoever calls it."""
+
     def _write(
         self, script: str, name: str, content: bytes, more: Sequence[str], deadline: float
     ) -> None:
@@ -165,7 +170,8 @@ class RsyncFar:
         ]
         return self._run(
             [
-                Command(words, b"".join(os.fsencode(file.name) + b"\0" for file in share))
+                # "./": rsync takes a line that begins with # or ; for a comment
+                Command(words, b"".join(b"./" + os.fsencode(file.name) + b"\0" for file in share))
                 for share in shares
             ],
             deadline,
@@ -194,6 +200,8 @@ class RsyncFar:
                 return no_root(self)
             case scripts.TAKEN:
                 return taken(self)
+            case scripts.LINKED:
+                return linked(self, "the hidden directory of this push")
             case scripts.CUT_SHORT:
                 said = "the connection broke off"
             case code if code == _SSH_FAILED:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from evald.trainer.push.far import STALE_MINUTES
 
 #: exit codes of the scripts; others are the programs' own.
-NO_ROOT, CUT_SHORT, TAKEN = 44, 45, 46
+NO_ROOT, CUT_SHORT, TAKEN, LINKED = 44, 45, 46, 47
 
 #: New folders are as open to the group as the root is; a default ACL rules in any case.
 _BEGIN = f"""
@@ -21,11 +21,16 @@ if [ -n "$(find . -maxdepth 0 -perm -020)" ]; then
   umask 002
 fi
 """
-BOARD = (
+#: a login shell may have said something of its own before that.
+CONTENT = "\n-- evald: content\n"
+#: $2 and more: names of files, of which the first that is there is wanted.
+READ = (
     _BEGIN
-    + """
-for board in .evald/status.json ../.evald/status.json; do
-  if [ -f "$board" ]; then cat "$board"; exit; fi
+    + f"""
+shift
+printf '{CONTENT.replace(chr(10), chr(92) + "n")}'
+for name in "$@"; do
+  if [ -f "$name" ]; then cat "$name"; exit; fi
 done
 """
 )
@@ -35,13 +40,14 @@ PREPARE = (
     _BEGIN
     + f"""
 set -e
+if [ -L "$4" ]; then exit {LINKED}; fi
 if [ -e "$2" ] || [ -L "$2" ]; then
   if [ "$6" != yes ]; then
     if [ -f "$2/$3" ]; then echo marked; else echo unmarked; fi
     exit
   fi
-  rm -f -- "$2/$3"
-  mv -f -- "$2" "$4.old"
+  rm -rf -- "$2/$3" "$4.old"
+  mv -fT -- "$2" "$4.old"
 fi
 rm -rf -- "$4.old"
 for old in "$5"????????????????; do
@@ -70,7 +76,7 @@ mkdir -p -- "$(dirname -- "$2")" || exit
 """
     + _RECEIVE
     + """
-mv -f -- "$3" "$2" || { rm -f -- "$3"; exit 1; }
+mv -fT -- "$3" "$2" || { rm -f -- "$3"; exit 1; }
 """
 )
 #: $2 to $4 as for WRITE, of the marker; $5 name, $6 the hidden directory. Room is needed before the
@@ -84,7 +90,7 @@ mkdir -p -- "$(dirname -- "$5")" "$(dirname -- "$6/${{2#"$5/"}}")" || exit
 """
     + _RECEIVE
     + """
-mv -f -- "$6" "$5" && mv -f -- "$3" "$2" || { rm -f -- "$3"; exit 1; }
+mv -fT -- "$6" "$5" && mv -fT -- "$3" "$2" || { rm -f -- "$3"; exit 1; }
 """
 )
 #: $2 how the hidden names begin.

@@ -14,12 +14,15 @@ from evald.status.view import StatusView
 class LedgerLink:
     """Beats at every look, until it ``stands`` still; ``silent``: there is no status at all."""
 
+    where = "memory"
+
     def __init__(self) -> None:
         self.lines: list[dict[str, Any]] = []
         self.rows: dict[tuple[str, str], list[dict[str, Any]]] = {}
         self.beat = 0
         self.stands = False
         self.silent = False
+        self.restarts = 0
         self.closed = False
         #: records that a ledger on a network file system does not show yet.
         self.hidden = 0

@@ -99,7 +99,7 @@ class NotingExporter:
         self.closed = False
 
     def export(
-        self, weights: Any, step: int, *, final: bool = False
+        self, weights: Any, step: int, *, final: bool = False, run: str | None = None
     ) -> concurrent.futures.Future[Path]:
         future: concurrent.futures.Future[Path] = concurrent.futures.Future()
         if self.error is not None:
@@ -111,7 +111,7 @@ class NotingExporter:
         def write(directory: Path) -> None:
             (directory / "model.safetensors").write_text(content)
 
-        future.set_result(publish(write, self.root, step, final=final))
+        future.set_result(publish(write, self.root, step, run=run, final=final))
         return future
 
     def close(self, timeout_s: float = 60.0) -> None:

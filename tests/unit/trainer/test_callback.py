@@ -16,6 +16,7 @@ from evald.demo.model import new_model
 from evald.point import Outcome
 from evald.testing.fake_daemon import Ending, FakeDaemon
 from evald.trainer.callback import EvaldCallback
+from evald.trainer.dispatcher.outcomes import Export
 
 
 class Node:
@@ -93,6 +94,20 @@ def test_baseline_due_steps_and_the_forced_last_come_back_at_their_steps(
     # the Trainer's own log is as it would be without
     assert reporter.steps_with("loss") == [2, 4]
     assert "train_runtime" in job.state.log_history[-1]
+
+
+def test_a_run_of_no_steps_has_its_baseline(node: Node, tmp_path: Path) -> None:
+    job = trainer(tmp_path / "out")
+    callback = node.callback(job)
+    # (the Trainer takes max_steps=0 for "all of them"; one that has nothing to do says this)
+    state, control = job.state, job.control
+    state.global_step = state.max_steps = 0
+    callback.on_train_begin(job.args, state, control)
+    callback.on_log(job.args, state, control, logs={"train_runtime": 0.0})
+    callback.on_train_end(job.args, state, control)
+    assert node.ended() == steps()
+    assert not node.exporter.exported
+    assert logged(job) == {0: 0.0}
 
 
 def test_results_are_logged_while_the_training_goes_on(node: Node, tmp_path: Path) -> None:
@@ -345,7 +360,7 @@ class Follower:
     near = (0, 1)
 
     def exchange(self, value: Any) -> list[Any]:
-        return ["export", value]
+        return [Export(), value]
 
 
 def test_other_ranks_take_part_in_exports_and_do_nothing_else(node: Node, tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def test_the_base_model_is_where_the_trainers_model_came_from() -> None:
 @pytest.mark.parametrize(
     ("settings", "remedy"),
     [
-        ({}, "give interval, steps, every_minutes"),
+        ({}, "give interval, steps or every_minutes, or epochs=True"),
         ({"interval": 0}, "interval=0"),
         ({"interval": 2, "every_minutes": 1.0}, "give one of them"),
         ({"interval": 2, "mode": "reuse"}, "reuse=True alone reads"),
@@ -124,3 +124,13 @@ def test_arguments_that_are_wrong_show_before_the_training(
     given = trainer(tmp_path / "out", save_strategy="steps", save_steps=2)
     with pytest.raises(ValueError, match=remedy):
         EvaldCallback(given, tmp_path / "root", **settings)
+
+
+def test_a_second_callback_is_refused(tmp_path: Path) -> None:
+    given = trainer(tmp_path / "out")
+    callback = EvaldCallback(given, tmp_path / "root", interval=2, base_dir=tmp_path)
+    given.add_callback(callback)
+    with pytest.raises(ValueError, match="cannot add a second EvaldCallback to one Trainer"):
+        EvaldCallback(given, tmp_path / "root", interval=2, base_dir=tmp_path)
+    given.remove_callback(callback)
+    EvaldCallback(given, tmp_path / "root", interval=2, base_dir=tmp_path)

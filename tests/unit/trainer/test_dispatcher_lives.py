@@ -134,10 +134,10 @@ def test_steps_trained_again_are_new_revisions_unless_their_bytes_are_the_same(j
     for step, weights in ((1, "w1"), (2, "other")):
         assert second.maybe_dispatch(step, weights).action == "published"
     job.clock.on_sleep = job.daemon.turn
-    # equal bytes come to no second record: it is not waited for until all eternity
+    # equal bytes come to no second record: it is not waited for
     began = job.clock.now_s
     assert second.drain(300)
-    assert 60 < job.clock.now_s - began < 100
+    assert job.clock.now_s - began < 5
     assert job.ends() == [(1, 0, "ok"), (2, 0, "ok"), (2, 1, "ok")]
     assert second.maybe_dispatch(3, "w3").action == "published"
 
@@ -227,6 +227,9 @@ def test_a_daemon_that_died_long_ago_is_not_waited_for(job: Job) -> None:
 class DarkLink:
     """A host that swallows every packet: each question costs its whole timeout."""
 
+    restarts = 0
+    where = "somewhere"
+
     def __init__(self, job: Job) -> None:
         self._job = job
         self.asked = 0
@@ -258,6 +261,8 @@ def test_a_host_that_cannot_be_reached_does_not_cost_each_step_its_timeout(job: 
 
 def test_a_link_that_fails_is_no_end_of_the_training(job: Job) -> None:
     class Broken:
+        restarts = 0
+
         def status(self) -> None:
             raise RuntimeError("a bug of the link")
 
@@ -290,11 +295,11 @@ def test_drain_ends_early_with_the_reason_when_the_daemon_is_dead(job: Job) -> N
     assert not drained
     assert drained.missing == ("step 1",)
     assert drained.detail == (
-        "1 points have no record, and the daemon has shown no sign of life for 10 s"
+        "1 point has no record, and the daemon has shown no sign of life for 10 s"
     )
     job.clock.on_sleep = job.daemon.beat
     late = dispatcher.drain(5)
-    assert late.detail == "1 points have no record, and 5 s are over"
+    assert late.detail == "1 point has no record, and 5 s are over"
     job.clock.on_sleep = job.daemon.turn
     assert dispatcher.drain(5).missing == ()
 

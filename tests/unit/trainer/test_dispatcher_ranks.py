@@ -85,8 +85,8 @@ class Silent(FakeExporter):
     def __init__(self) -> None:
         super().__init__(Path("/nowhere"))
 
-    def _write(self, weights: str, step: int, *, final: bool) -> Path:
-        return self.root / weights / str(step) / str(final)
+    def _write(self, weights: str, step: int, *, final: bool, run: str | None) -> Path:
+        return self.root / weights / str(step) / str(final) / str(run)
 
 
 def test_every_rank_hears_what_rank_0_decided(job: Job) -> None:

@@ -130,7 +130,7 @@ def test_backpressure_gives_up_in_time(job: Job) -> None:
     skipped = dispatcher.maybe_dispatch(2, Untouchable())
     assert skipped.reason == "busy"
     assert job.clock.now_s - began == pytest.approx(30)
-    assert skipped.detail == "1 points are in flight after 30 s of waiting, and the cap is 1"
+    assert skipped.detail == "1 point is in flight after 30 s of waiting, and the cap is 1"
 
 
 # --- space and failures -------------------------------------------------------------------------
@@ -142,7 +142,7 @@ def test_no_room_is_a_skip_before_the_export(job: Job) -> None:
     dispatcher = job.dispatcher()
     skipped = dispatcher.maybe_dispatch(1, iter([]))
     assert skipped.reason == "no_space"
-    assert "takes about 4.4e+03 GB" in skipped.detail
+    assert "takes about 4.44e+03 GB" in skipped.detail
     assert job.words()["step_1.skip"]["reason"] == "no_space"
     assert job.exporter.steps == []
 
@@ -151,8 +151,8 @@ def test_no_room_is_a_skip_before_the_export(job: Job) -> None:
     ("settings", "words"),
     [
         ({"free_bytes": 10}, "the staging root .* has 1e-05 MB free"),
-        ({"used_bytes": 95, "max_bytes": 100}, "of staging.max_bytes = 100 are used; raise it"),
-        ({"used_bytes": 90, "max_bytes": 100}, ""),
+        ({"max_bytes": 60_000}, "0 MB of staging.max_bytes = 60000 are used; raise it"),
+        ({"max_bytes": 70_000}, ""),
     ],
 )
 def test_the_daemons_room_counts_too(job: Job, settings: dict[str, int], words: str) -> None:
@@ -175,7 +175,7 @@ def test_the_daemons_room_counts_too(job: Job, settings: dict[str, int], words: 
     [
         (ExportError("cannot export: names differ"), "export_failed", "cannot export: names diff"),
         (NoSpace("cannot write shard 3: full"), "no_space", "cannot write shard 3"),
-        (OSError(errno.ENOSPC, "No space left"), "no_space", "cannot export step 1: OSError: "),
+        (OSError(errno.ENOSPC, "No space left"), "no_space", "step 1: the file system is full"),
         (StillEvaluating("cannot publish step 1 again"), "busy", "cannot publish step 1 again"),
         (RuntimeError("CUDA error"), "export_failed", "step 1: RuntimeError: CUDA error"),
         (ValueError("no weights at all"), "export_failed", "step 1: ValueError: no weights"),

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 from dispatch_rig import FakeExporter, Job, Untouchable
 
 from evald.trainer.contract import ExportError, NoSpace
@@ -40,9 +42,14 @@ class FakeCarrier:
         if path.is_dir():
             target.mkdir()
             for file in sorted(path.iterdir(), key=lambda file: file.name == ".complete"):
-                (target / file.name).write_bytes(file.read_bytes())
+                self._copy(file, target / file.name)
         else:
-            target.write_bytes(path.read_bytes())
+            self._copy(path, target)
+
+    def _copy(self, source: Path, target: Path) -> None:
+        part = target.with_name(f"{target.name}.part")  # the daemon may be looking right now
+        part.write_bytes(source.read_bytes())
+        part.replace(target)
 
 
 @pytest.fixture
@@ -164,3 +171,65 @@ def test_a_word_that_takes_long_is_waited_for_all_the_same(
     assert dispatcher.drain(600)
     assert job.ends() == [(1, 0, "ckpt_missing")]
     dispatcher.close(5)
+
+
+@pytest.mark.parametrize("what", ["snapshot", "word"])
+def test_a_host_that_cannot_be_reached_is_not_waited_for(
+    job: Job, carrier: FakeCarrier, tmp_path: Path, what: str
+) -> None:
+    job.daemon.beat()
+    dispatcher = far_job(job, carrier, tmp_path, baseline=False)
+
+    def unreachable(path: Path) -> None:
+        raise ExportError(f"cannot carry {path.name}: no route")
+
+    carrier.carry = unreachable  # type: ignore[method-assign]
+    courier = dispatcher._parts.courier
+    assert courier is not None
+    courier._first_pause_s = 0.001 if what == "word" else 30.0
+
+    def turn() -> None:  # the daemon lives all the while
+        time.sleep(0.002)
+        job.daemon.beat()
+
+    job.clock.on_sleep = turn
+    if what == "word":
+        dispatcher.finish(1)
+    else:
+        courier._failures = 3  # the network went down before
+        dispatcher.maybe_dispatch(1, "w1")
+    began = job.clock.now_s
+    drained = dispatcher.drain(3600)
+    assert job.clock.now_s - began < 60
+    assert drained.detail.endswith("and the eval node cannot be reached")
+    assert drained.missing == ("step 1",)
+    real = time.monotonic()
+    dispatcher.close(60)
+    assert time.monotonic() - real < 5
+    assert list((tmp_path / "spool").iterdir())  # for the job's next life
+
+
+def test_a_word_that_never_arrives_is_said_to_be_lost(
+    job: Job, carrier: FakeCarrier, tmp_path: Path
+) -> None:
+    job.daemon.beat()
+    dispatcher = far_job(job, carrier, tmp_path, baseline=False)
+    courier = dispatcher._parts.courier
+    assert courier is not None
+    courier._first_pause_s = 1e-6
+    carrier.faults += [ExportError("cannot carry it: no route")] * 20
+    with structlog.testing.capture_logs() as logs:
+        dispatcher.finish(1)
+        until(lambda: len(courier._waiting) < 2)
+        dispatcher.poll()
+    (lost,) = [entry for entry in logs if entry["event"] == "word_lost"]
+    assert lost["path"].endswith("step_1.skip")
+    assert "no route" in lost["detail"]
+    dispatcher.close(5)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)

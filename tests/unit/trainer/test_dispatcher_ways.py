@@ -152,7 +152,10 @@ def test_only_what_was_opened_here_is_closed(job: Job) -> None:
         ({"pattern": "step"}, "pattern='step' lacks \"{step}\""),
         ({"run": "a/b"}, "run='a/b': it becomes a part of file and metric names"),
         ({"max_in_flight": 0}, "max_in_flight=0: give a whole number, 1 or more"),
-        ({"backpressure_timeout_s": 0}, "backpressure_timeout_s=0: give seconds, above 0"),
+        (
+            {"backpressure_timeout_s": 0},
+            "_timeout_s=0: give a number of seconds above 0",
+        ),
         ({"dead_after_s": float("inf")}, "dead_after_s=inf"),
         ({"baseline_step": 1}, "baseline_step=1: with first_step=1 that is a training step's"),
         ({"first_step": 0, "baseline_step": 0}, "use -1, or baseline=False"),
@@ -173,6 +176,7 @@ def test_only_what_was_opened_here_is_closed(job: Job) -> None:
         ({"destination": "h:/d", "carrier": "c"}, "destination and carrier at once"),
         ({"base_dir": None, "exporter": None}, "without base_dir: give the base model's"),
         ({"interval": 0}, "interval=0"),
+        ({"base_dir": "/no/such"}, "base_dir='/no/such': there is no such directory on this host"),
     ],
 )
 def test_refused(job: Job, settings: dict[str, Any], words: str) -> None:
@@ -188,3 +192,19 @@ def test_wrong_calls_are_refused(job: Job) -> None:
         dispatcher.maybe_dispatch(3)
     with pytest.raises(ValueError, match="publish step 3 without weights"):
         dispatcher.resume(3)
+
+
+@pytest.mark.parametrize(
+    ("weights", "words"),
+    [
+        ("/checkpoints/3", "cannot export a str: give a model, a state dict"),
+        ([1.0, 2.0], "a list of tensors without names: give the model itself"),
+        (3, "cannot export a int"),
+    ],
+)
+def test_weights_that_are_none_are_refused(job: Job, weights: Any, words: str) -> None:
+    with job.dispatcher(exporter=None) as dispatcher:
+        for call in (dispatcher.maybe_dispatch, dispatcher.resume, dispatcher.finish):
+            with pytest.raises(ValueError, match=re.escape(words)):
+                call(3, weights)
+    assert job.words() == {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -207,6 +208,20 @@ def test_directory_without_safetensors_is_a_warning(
     directory = export_snapshot(untied(), tmp_path / "root", step=1, base_dir=base)
     assert "base_dir_without_safetensors" in capsys.readouterr().out
     assert names(directory) == {"config.json", "model.safetensors", ".complete"}
+
+
+def test_more_chat_templates_come_along(tmp_path: Path, tied_base: Path) -> None:
+    base = tmp_path / "base"
+    shutil.copytree(tied_base, base)
+    (base / "additional_chat_templates").mkdir()
+    for name in ("tool_use.jinja", "rag.jinja", "notes.bin"):
+        (base / "additional_chat_templates" / name).write_text(name)
+    for step in (1, 2):
+        directory = export_snapshot(tied(), tmp_path / "root", step=step, base_dir=base)
+        copied = directory / "additional_chat_templates"
+        assert names(copied) == {"tool_use.jinja", "rag.jinja"}
+        assert (copied / "rag.jinja").read_text() == "rag.jinja"
+        assert_valid(directory, base)
 
 
 def test_tensors_that_belong_together_in_a_way_no_part_shows(

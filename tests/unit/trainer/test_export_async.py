@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import threading
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import torch
 from export_cases import assert_same, assert_valid, changed, experts, names, saved, stored, untied
 
 from evald.trainer.contract import ExportError, NoSpace
-from evald.trainer.export import SnapshotExporter, background
+from evald.trainer.export import SnapshotExporter
 from evald.trainer.export.background import HostBuffer
 from evald.trainer.export.pieces import spec_of
 
@@ -172,7 +173,7 @@ def test_too_little_host_memory(
         asked.append(1)
         return 1000
 
-    monkeypatch.setattr(background, "available_bytes", available)
+    monkeypatch.setattr("evald.trainer.export.background.available_bytes", available)
     exporter = SnapshotExporter(tmp_path, base_dir=base, mode="async")
     with pytest.raises(ExportError, match=r'host memory .* export with mode="sync"'):
         exporter.export(untied(), 1).result(LIMIT_S)
@@ -190,6 +191,27 @@ def test_closing_waits_for_the_snapshot_in_flight(tmp_path: Path, base: Path, ga
     exporter.close(LIMIT_S)
     assert future.done()
     assert json.loads((tmp_path / "step_1" / ".complete").read_bytes())["step"] == 1
+
+
+def test_forked_process_is_told_to_make_its_own(tmp_path: Path, base: Path) -> None:
+    exporter = SnapshotExporter(tmp_path, base_dir=base, mode="async")
+    exporter.export(untied(), 1).result(LIMIT_S)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Python does not like forks of threaded processes either
+        child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            exporter.close(LIMIT_S)
+            exporter.export({}, 2)
+        except ValueError as error:
+            code = 0 if "was forked from the exporter's; make a new one in it" in str(error) else 2
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+    exporter.export(untied(), 2).result(LIMIT_S)
+    exporter.close(LIMIT_S)
+    assert names(tmp_path) == {"step_1", "step_2"}
 
 
 # --- host memory --------------------------------------------------------------------------------

@@ -244,6 +244,48 @@ def test_ranks_with_different_weights(tmp_path: Path) -> None:
     assert_refused(outcomes, sentence, tmp_path)
 
 
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_ranks_at_different_steps_or_of_different_runs_publish_nothing(
+    tmp_path: Path, base: Path, mode: Any
+) -> None:
+    def on_one(rank: FakeRanks) -> str:
+        run, step = [("a", 5), ("a", 6), (None, 6)][rank.rank]
+        exporter = SnapshotExporter(tmp_path, base_dir=base, run=run, ranks=rank, mode=mode)
+        first = exporter.export(untied(), step).exception()
+        other = exporter.export(iter(untied().state_dict().items()), 7).exception()
+        exporter.close()
+        return f"{first}|{other}"
+
+    sentence = "the ranks have come with steps 5, 6 of runs a; every rank must export the same"
+    for step, said in zip((5, 6, 6), FakeRanks.on_all(FakeRanks.job(3), on_one), strict=True):
+        assert str(said).startswith(f"cannot export step {step}: {sentence}")
+        assert str(said).endswith("|None")
+    assert names(tmp_path) == {"step_7"}
+
+    def of_two_runs(rank: FakeRanks) -> Path:
+        return export_snapshot(
+            untied(), tmp_path, step=8, base_dir=base, run=f"r{rank.rank}", ranks=rank
+        )
+
+    for outcome in FakeRanks.on_all(FakeRanks.job(2), of_two_runs):
+        assert "come with steps 8 of runs r0, r1; every rank must" in str(outcome)
+    assert names(tmp_path) == {"step_7"}
+
+
+def test_wrong_argument_of_one_rank_is_an_error_on_all(tmp_path: Path, base: Path) -> None:
+    def on_one(rank: FakeRanks) -> Path:
+        exporter = SnapshotExporter(tmp_path, base_dir=base, ranks=rank)
+        with pytest.raises(ValueError, match=r"cannot export a str: .* \(on rank 1\)"):
+            exporter.export("path" if rank.rank == 1 else untied(), 5)
+        with pytest.raises(ValueError, match=r"cannot export step -1: .* \(on rank 0\)"):
+            exporter.export(untied(), -1 if rank.rank == 0 else 6)
+        return exporter.export(untied(), 7).result()
+
+    started = time.monotonic()
+    assert FakeRanks.on_all(FakeRanks.job(2), on_one) == [tmp_path / "step_7"] * 2
+    assert time.monotonic() - started < 20
+
+
 def test_iterator_that_breaks_on_one_rank(tmp_path: Path, base: Path) -> None:
     def weights(rank: int) -> Iterator[tuple[str, Any]]:
         yield from untied().state_dict().items()
@@ -307,7 +349,7 @@ def leaving_before(rank: FakeRanks, exchange: int) -> FakeRanks:
     return rank
 
 
-@pytest.mark.parametrize("exchange", range(5))
+@pytest.mark.parametrize("exchange", range(6))
 def test_lost_rank_is_an_error_on_the_others_and_leaves_nothing(
     tmp_path: Path, base: Path, exchange: int
 ) -> None:
@@ -336,7 +378,7 @@ def test_what_is_published_stays_published_when_a_rank_dies_after_it(
     tmp_path: Path, base: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ranks = FakeRanks.job(2)
-    leaving_before(ranks[1], 5)
+    leaving_before(ranks[1], 6)
 
     def on_one(rank: FakeRanks) -> Any:
         try:

@@ -203,6 +203,15 @@ def test_too_little_room_is_seen_before_anything_is_written(
     assert "0.0001 GB free" in str(error)
 
 
+def test_leftovers_of_killed_exports_go_when_an_exporter_starts(tmp_path: Path, base: Path) -> None:
+    for step in (3, 4):
+        (tmp_path / f".tmp-step_{step}.0123abcd").mkdir()
+    exporter = SnapshotExporter(tmp_path, base_dir=base)
+    exporter.export(untied(), 7).result()
+    assert names(tmp_path) == {"step_7"}
+    exporter.close()
+
+
 def test_root_that_cannot_be(tmp_path: Path, base: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ExportError, match=r"step 1: .*/file.*: Not a directory"):
@@ -271,15 +280,15 @@ def test_hook_that_fails(tmp_path: Path, base: Path, mode: Any, broken: str) -> 
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"mode": "fast"}, 'cannot use mode = "fast": give "sync" or "async"'),
-        ({"writers": "all"}, 'cannot use writers = "all"'),
+        ({"mode": "fast"}, "cannot use mode='fast': give 'sync' or 'async'"),
+        ({"writers": "all"}, "cannot use writers='all'"),
         ({"pattern": "step"}, 'pattern "step" lacks "{step}"'),
         ({"marker": "a/b"}, 'marker "a/b" is no file name'),
         ({"pattern": "../{step}"}, 'pattern "../{step}" leads out of the root'),
         ({"pattern": "/{step}"}, 'pattern "/{step}" leads out of the root'),
-        ({"max_shard_bytes": 0}, "shards of 0 bytes"),
-        ({"max_shard_bytes": "5GB"}, "cannot write shards of '5GB' bytes: give a whole number"),
-        ({"max_shard_bytes": 0.5}, "shards of 0.5 bytes"),
+        ({"max_shard_bytes": 0}, "max_shard_bytes=0: give"),
+        ({"max_shard_bytes": "5GB"}, "cannot use max_shard_bytes='5GB': give a whole number"),
+        ({"max_shard_bytes": 0.5}, "max_shard_bytes=0.5: give"),
         ({"dtype": "int8"}, "cannot convert weights to int8"),
         ({"dtype": torch.float8_e4m3fn}, "cannot convert weights to torch.float8_e4m3fn"),
     ],

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from evald.results import follow
 from evald.testing import FakeDaemon
 from evald.trainer.links.file_link import FileLink
 
@@ -118,7 +119,47 @@ def test_a_ledger_that_was_replaced_is_read_from_its_start(ledger: Path) -> None
     ledger.rename(ledger.with_name("old"))
     write(ledger, 1, 2)
     assert link.records(3) == []
+    assert link.restarts == 1
     assert seqs(link.records(0)) == [1, 2]
+
+
+def test_a_new_ledger_that_has_as_many_records_already_is_told(tmp_path: Path) -> None:
+    ledger = tmp_path / "results.jsonl"
+    link = FileLink(tmp_path, ledger)
+    write(ledger, 1, 2)
+    assert seqs(link.records(0)) == [1, 2]
+    ledger.rename(tmp_path / "old")
+    write(ledger, tail='{"seq": 1, "new": 1}\n{"seq": 2, "new": 1}\n{"seq": 3, "new": 1}\n')
+    link.records(2)
+    assert link.restarts == 1
+    assert seqs(link.records(0)) == [1, 2, 3]
+    assert link.restarts == 1
+
+
+def test_another_ledger_than_before_by_the_status_is_told(tmp_path: Path) -> None:
+    link = FileLink(tmp_path / "root")
+    for number, name in enumerate(("one", "two")):
+        daemon = FakeDaemon(tmp_path / "root", tmp_path / name)
+        write(daemon.ledger, 1)
+        daemon.beat()
+        link.status()
+        link.records(number)
+        assert link.restarts == number
+        assert seqs(link.records(0)) == [1]
+
+
+def test_a_long_ledger_comes_in_pieces(ledger: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follow, "_BATCH_BYTES", 100)
+    write(ledger, *range(1, 21))
+    link = FileLink(ledger.parent, ledger)
+    first = seqs(link.records(0))
+    assert first == [1, 2, 3]
+    assert seqs(link.records(3)) == [4, 5, 6]
+    assert seqs(link.records(15)) == [16, 17, 18]
+    read = [18]
+    while more := link.records(read[-1]):
+        read += seqs(more)
+    assert read == [18, 19, 20]
 
 
 def test_a_ledger_that_cannot_be_read_has_no_records(ledger: Path) -> None:

@@ -22,7 +22,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from evald.trainer.contract import ExportError
-from evald.trainer.export.gather import canonical_name, full_shape, full_tensor, is_sharded, unwrap
+from evald.trainer.export.gather import canonical_name, full_tensor, is_sharded, unwrap
+from evald.trainer.export.pieces import spec_of
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +122,7 @@ def test_sharded_tensor_is_gathered(mesh: DeviceMesh, dim: int, dtype: torch.dty
     whole = torch.arange(15.0).reshape(5, 3).to(dtype)
     part = DTensor.from_local(whole, mesh, [Shard(dim)])
     assert is_sharded(part)
-    assert full_shape(part) == (5, 3)
+    assert spec_of("a", part).shape == (5, 3)
     gathered = full_tensor(part, keep=True)
     assert gathered is not None
     assert type(gathered) is torch.Tensor
@@ -135,7 +136,7 @@ def test_plain_and_replicated_tensors_are_not_copied(mesh: DeviceMesh) -> None:
     replicated = distribute_tensor(torch.ones(3, 2), mesh, [Replicate()])
     for tensor, data in ((plain, plain), (replicated, replicated.to_local())):
         assert not is_sharded(tensor)
-        assert full_shape(tensor) == (3, 2)
+        assert spec_of("a", tensor).shape == (3, 2)
         whole = full_tensor(tensor, keep=True)
         assert whole is not None
         assert not whole.requires_grad

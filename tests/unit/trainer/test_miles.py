@@ -20,6 +20,7 @@ from evald.point import Kind, Outcome, PointKey
 from evald.testing.fake_daemon import Ending, FakeDaemon
 from evald.trainer.links.file_link import FileLink
 from evald.trainer.links.http_link import HttpLink
+from evald.trainer.request import hand_over
 
 STAND_IN = Path(__file__).parent / "miles_stand_in"
 
@@ -198,7 +199,7 @@ def test_the_environment_decides_how_evald_is_reached(plug_in: ModuleType, tmp_p
         "EVALD_RUN": "",
     })  # fmt: skip
     assert isinstance(far.link(), HttpLink)
-    assert type(far.hand()).__name__ == "FarHand"
+    assert far.hand().func is hand_over
     assert (far.run, far.timeout_s) == (None, 60.0)
 
 
@@ -229,11 +230,12 @@ async def test_a_directory_at_a_far_host_is_copied_there(
     directory = checkpoint(tmp_path, "step_3")
     (directory / ".complete").touch()
     hand = settings.hand()
-    await asyncio.to_thread(hand.give, plug_in.Ask(3, directory), None)
+    await asyncio.to_thread(hand, plug_in.Ask(3, directory), "r")
     assert (far / "step_3" / "model.safetensors").read_text() == "w"
     assert (far / "step_3" / ".complete").exists()
-    await asyncio.to_thread(hand.give, plug_in.Ask(-1, directory, Kind.BASELINE), None)
+    await asyncio.to_thread(hand, plug_in.Ask(-1, directory, Kind.BASELINE), "r")
     assert json.loads((far / "baseline_-1.request").read_bytes()) == {
+        "run": "r",
         "kind": "baseline",
         "step": -1,
     }

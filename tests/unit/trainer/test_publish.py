@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import stat
@@ -17,8 +16,14 @@ import xxhash
 
 from evald.staging.manifest import parse_manifest
 from evald.staging.words import RunEndWord, SkipWord, read_word
-from evald.trainer import publish as publishing
-from evald.trainer.publish import Draft, PublishError, StillEvaluating, end_run, publish, skip
+from evald.trainer.publish import (
+    PublishError,
+    StillEvaluating,
+    end_run,
+    ended,
+    publish,
+    skip,
+)
 
 
 def build(directory: Path) -> None:
@@ -247,7 +252,7 @@ def test_again_goes_on_as_soon_as_the_point_has_ended(tmp_path: Path) -> None:
 def test_again_never_waits_for_a_daemon_whose_beat_stands_still(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(publishing, "_DEAD_AFTER_S", 0.2)
+    monkeypatch.setattr(ended, "_DEAD_AFTER_S", 0.2)
     run_root = tmp_path / "r"
     publish(build, run_root, 1)
     write_status(tmp_path, 7, running=[{"step": 1, "run": "r"}])
@@ -298,77 +303,6 @@ def test_status_that_is_a_fifo_or_a_folder_holds_nobody_up(tmp_path: Path) -> No
     (tmp_path / ".evald" / "status.json").unlink()
     (tmp_path / ".evald" / "status.json").mkdir()
     publish(build, tmp_path, 1, busy_timeout_s=0.1)
-
-
-# --- two exporters of one step ------------------------------------------------------------------
-
-
-def descriptors() -> int:
-    return sum(1 for _ in Path("/proc/self/fd").iterdir())
-
-
-def test_what_another_exporter_is_writing_stays(tmp_path: Path) -> None:
-    before = descriptors()
-    first, second = Draft(tmp_path, 1), Draft(tmp_path, 1)
-    with first, second:
-        build(first.directory)
-        (second.directory / "half").write_bytes(b"1")
-        target = first.seal()
-        with pytest.raises(PublishError, match="step 1: another process has published it"):
-            second.seal()
-    assert names(target) == {"config.json", "model.safetensors", ".complete"}
-    assert names(tmp_path) == {"step_1"}
-    assert descriptors() == before
-
-
-def test_snapshot_without_its_marker_is_not_taken_away_from_who_writes_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write = publishing._write_atomically
-
-    def late(root: Path, path: Path, content: dict[str, Any]) -> Path:
-        with pytest.raises(PublishError, match="another process is publishing it right now"):
-            Draft(tmp_path, 1).open()
-        return write(root, path, content)
-
-    monkeypatch.setattr(publishing, "_write_atomically", late)
-    assert (publish(build, tmp_path, 1) / ".complete").exists()
-    assert names(tmp_path) == {"step_1"}
-
-
-@pytest.mark.parametrize(
-    ("size", "sentence"),
-    [(7, "lost was written and is gone"), (8, "model.safetensors has 7 bytes")],
-)
-def test_seal_demands_every_file_that_was_written(tmp_path: Path, size: int, sentence: str) -> None:
-    known = {"model.safetensors": {"size": size}, "lost": {"size": 1}}
-    with Draft(tmp_path, 1) as draft:
-        build(draft.directory)
-        with pytest.raises(PublishError, match=sentence):
-            draft.seal(known=known)
-    assert names(tmp_path) == set()
-
-
-def test_directory_that_came_back_is_not_published(tmp_path: Path) -> None:
-    with Draft(tmp_path, 1) as draft:
-        build(draft.directory)
-        draft.directory.rename(tmp_path / "gone")
-        draft.directory.mkdir()
-        build(draft.directory)
-        with pytest.raises(PublishError, match="was replaced while it was being written"):
-            draft.seal()
-    assert names(tmp_path) == {"gone"}
-
-
-def test_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def unknown(*_: object) -> None:
-        raise OSError(errno.EBADF, "Bad file descriptor")
-
-    monkeypatch.setattr(fcntl, "flock", unknown)
-    (tmp_path / ".tmp-step_1.dead").mkdir()
-    publish(build, tmp_path, 1)
-    publish(build, tmp_path, 1)
-    assert names(tmp_path) == {"step_1"}
 
 
 def test_the_reader_understands_what_is_written(tmp_path: Path) -> None:

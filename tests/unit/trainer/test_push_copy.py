@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import io
+import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from evald.cli import main
 from evald.trainer.contract import NoSpace, PushError
 from evald.trainer.publish import publish, skip
 from evald.trainer.push import PushCarrier, carrier_for
 from evald.trainer.push.copy import CopyFar
-from evald.trainer.push.far import STALE_MINUTES, Where
-from evald.trainer.push.plan import Parcel, SourceFile
+from evald.trainer.push.far import STALE_MINUTES, StillHeld, Where
+from evald.trainer.push.manifest import SourceFile
+from evald.trainer.push.plan import Parcel, pack
 
 
 @pytest.fixture
@@ -34,14 +37,18 @@ def root(tmp_path: Path) -> Path:
     return path
 
 
-def export(spool: Path, content: bytes = b"1", *, hashes: bool = True) -> Path:
-    def build(directory: Path) -> None:
+def build(content: bytes) -> Callable[[Path], None]:
+    def write(directory: Path) -> None:
         (directory / "sub").mkdir(mode=0o700)
         (directory / "sub" / "a").write_bytes(content * 1000)
         (directory / "b").write_bytes(content * 2000)
         (directory / "b").chmod(0o600)
 
-    return publish(build, spool, 3, hashes=hashes)
+    return write
+
+
+def export(spool: Path, content: bytes = b"1", *, hashes: bool = True) -> Path:
+    return publish(build(content), spool, 3, hashes=hashes)
 
 
 def contents(directory: Path) -> dict[str, bytes]:
@@ -126,8 +133,9 @@ def test_spoiled_twice_is_never_marked_and_then_goes_on(spool: Path, root: Path)
 def test_a_source_that_changed_since_its_manifest_does_not_pass(spool: Path, root: Path) -> None:
     step = export(spool)
     (step / "b").write_bytes(b"2" * 2000)
-    with pytest.raises(PushError, match="b arrived with other bytes twice"):
+    with pytest.raises(PushError, match="its manifest does not fit, b has other bytes"):
         carrier_for(str(root), root=spool).carry(step)
+    assert names(root) == []
 
 
 def test_given_up_pushes_are_discarded_or_swept(spool: Path, root: Path) -> None:
@@ -154,7 +162,7 @@ def test_other_bytes_replace_equal_ones_do_not(spool: Path, root: Path) -> None:
     carrier.carry(export(spool))
     marker = (root / "step_3" / ".complete").stat()
     carrier.carry(export(spool))  # the same bytes, a manifest of another time
-    assert (root / "step_3" / ".complete").stat() == marker
+    assert os.path.samestat((root / "step_3" / ".complete").stat(), marker)
     new = export(spool, b"2")
     carrier.carry(new)
     assert contents(root / "step_3") == contents(new)
@@ -196,8 +204,12 @@ def test_deadline_missing_root_and_a_root_that_cannot_be_written(
         carrier_for(str(root / "none"), root=spool).carry(step)
     with pytest.raises(PushError, match="there is no such directory"):
         carrier_for(str(root / "none"), root=spool).carry(skip(spool, 4, "busy"))
-    with pytest.raises(PushError, match="not done within the timeout"):
+    with pytest.raises(PushError, match="not read within the timeout"):
         carrier_for(str(root), root=spool, timeout_s=1e-9).carry(step)
+    with pytest.raises(PushError, match="not done within the timeout"):
+        carrier_for(str(root), root=spool, timeout_s=1e-9).deliver(
+            pack(step, "step_3", marker=".complete")
+        )
 
     def denied(*_: object, **__: object) -> io.BufferedReader:
         raise PermissionError(errno.EACCES, "Permission denied", "x")
@@ -207,21 +219,113 @@ def test_deadline_missing_root_and_a_root_that_cannot_be_written(
         carrier_for(str(root), root=spool).carry(step)
 
 
-def test_evald_push(tmp_path: Path, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "model"
-    out.mkdir()
-    (out / "weights").write_bytes(b"12345")
-    assert main(["push", str(out), str(root)]) == 1
-    assert "no step number is in it; give --name step_40" in capsys.readouterr().err
-    command = ["push", str(out), str(root), "--name", "run/step_40", "--marker", "STABLE"]
-    assert main(command) == 0
-    printed = capsys.readouterr().out
-    assert printed.startswith(f"pushed run/step_40 to {root}: 1 files, 5 bytes, checked, in ")
-    assert b"xxh3" in (root / "run" / "step_40" / "STABLE").read_bytes()
-    assert names(out) == ["weights"]
-    assert main(command) == 0
-    assert "nothing to push of run/step_40" in capsys.readouterr().out
-    assert main(["push", str(out), "h:x", "--name", "step_1"]) == 1
-    assert "cannot push to 'h:x'" in capsys.readouterr().err
-    assert main(["push", str(tmp_path / "none"), str(root), "--name", "step_1"]) == 1
-    assert "is not there" in capsys.readouterr().err
+def board(root: Path, beat: int, **points: str) -> None:
+    """Write the status of a daemon that has step 3 of these runs running."""
+    running = [
+        {"run": run, "step": 3, "revision": 0, "kind": "step", "state": "x", "since_s": 1}
+        for run in points.values()
+    ]
+    status = {"version": "1", "pid": 1, "beat": beat, "time": 1, "uptime_s": 1, "state": "serving"}
+    status |= {"run": "r", "results": "/r", "cap": 2, "running": running}
+    (root / ".evald").mkdir(exist_ok=True)
+    (root / ".evald" / "status.json").write_text(json.dumps(status))
+
+
+@pytest.mark.parametrize("second", [{"run": "two"}, {"run": "one", "final": True}, {}])
+def test_equal_bytes_of_another_point_get_its_marker(
+    spool: Path, root: Path, second: dict[str, Any]
+) -> None:
+    far = Watched(root)
+    carrier = PushCarrier(far, root=spool, busy_timeout_s=0.1)
+    carrier.carry(publish(build(b"1"), spool, 3, run="one"))
+    before = (root / "step_3" / "b").stat()
+    step = publish(build(b"1"), spool, 3, **second)
+    board(root, 1, of="one")
+    with pytest.raises(StillHeld):
+        carrier.carry(step)
+    board(root, 2, of="another")
+    if second:  # a manifest without a run may be of any
+        far.sent.clear()
+        carrier.carry(step)
+        assert (far.sent, contents(root / "step_3")) == ([], contents(step))
+        assert (root / "step_3" / "b").stat() == before
+
+
+def test_two_pushes_of_one_directory_at_once(spool: Path, root: Path) -> None:
+    step = export(spool)
+    results: list[str] = []
+
+    class Meets(Watched):
+        def differences(self, parcel: Parcel, where: Where, deadline: float) -> set[str]:
+            try:
+                carrier_for(str(root), root=spool).carry(step)
+            except PushError as error:
+                results.append(str(error))
+            carrier_for(str(root), root=spool).discard(step)  # nor does a clean-up take it away
+            return super().differences(parcel, where, deadline)
+
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - its own descriptor is one of them
+    PushCarrier(Meets(root), root=spool).carry(step)
+    (said,) = results
+    assert "another process is pushing the same snapshot there right now; let one do it" in said
+    assert contents(root / "step_3") == contents(step)
+    assert names(root) == ["step_3"]
+    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+
+
+def test_without_locks_a_second_push_never_makes_a_file_shorter(
+    spool: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(*_: object) -> None:
+        raise OSError(errno.EBADF, "Bad file descriptor")
+
+    monkeypatch.setattr(fcntl, "flock", unknown)
+    step = export(spool)
+    far = Watched(root)
+    parcel, deadline = pack(step, "step_3", marker=".complete"), time.monotonic() + 60
+    assert far.prepare(parcel, deadline, replace=False) == "absent"
+    far.send(parcel, parcel.files, deadline, again=False)
+    sizes: list[int] = []
+    real = os.fsync
+
+    def look(descriptor: int) -> None:
+        sizes.append(os.fstat(descriptor).st_size)
+        real(descriptor)
+
+    watched = root / parcel.temporary / "b"
+    opened = os.open
+
+    def open_and_look(path: Any, *rest: Any) -> int:
+        descriptor = opened(path, *rest)
+        if Path(path) == watched:
+            sizes.append(watched.stat().st_size)
+        return descriptor
+
+    monkeypatch.setattr(os, "open", open_and_look)
+    monkeypatch.setattr(os, "fsync", look)
+    far.send(parcel, parcel.files, deadline, again=True)
+    assert set(sizes) == {1000, 2000}
+
+
+def test_a_hidden_directory_that_is_a_link_is_not_followed(
+    tmp_path: Path, spool: Path, root: Path
+) -> None:
+    step = export(spool)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (root / pack(step, "step_3", marker=".complete").temporary).symlink_to(elsewhere)
+    with pytest.raises(PushError, match="is a symbolic link, which no push makes; remove it"):
+        carrier_for(str(root), root=spool).carry(step)
+    assert names(elsewhere) == []
+
+
+def test_a_marker_that_is_a_folder_makes_way(spool: Path, root: Path) -> None:
+    carrier = carrier_for(str(root), root=spool)
+    carrier.carry(export(spool))
+    (root / "step_3" / ".complete").unlink()
+    (root / "step_3" / ".complete").mkdir()
+    with pytest.raises(PushError, match=r"Is a directory"):
+        carrier.carry(export(spool))
+    new = export(spool, b"2")
+    carrier.carry(new)
+    assert contents(root / "step_3") == contents(new)

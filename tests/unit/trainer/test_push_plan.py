@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -18,16 +19,10 @@ from evald.trainer.contract import PushError
 from evald.trainer.publish import publish
 from evald.trainer.push import plan as push_plan
 from evald.trainer.push.carrier import _far_end, carrier_for
+from evald.trainer.push.choice import fits, is_needed
 from evald.trainer.push.copy import CopyFar
-from evald.trainer.push.plan import (
-    SourceFile,
-    by_name,
-    check_name,
-    is_attempt,
-    make_manifest,
-    pack,
-    share_out,
-)
+from evald.trainer.push.manifest import SourceFile
+from evald.trainer.push.plan import by_name, check_name, is_attempt, pack, share_out
 
 
 def far(destination: str) -> str:
@@ -69,6 +64,8 @@ def test_a_relative_path_is_made_absolute() -> None:
         "a b:/r",
         "me@you@host:/r",
         "::1:/r",
+        "h:/r\0",
+        "/r\0",
     ],
 )
 def test_what_is_no_destination(destination: str) -> None:
@@ -77,14 +74,20 @@ def test_what_is_no_destination(destination: str) -> None:
 
 
 def test_numbers_and_names_that_cannot_be(tmp_path: Path) -> None:
-    for wrong in ({"streams": 0}, {"timeout_s": 0.0}):
-        with pytest.raises(ValueError, match="both must be above 0"):
+    for wrong in ({"streams": 0}, {"timeout_s": 0.0}, {"timeout_s": math.nan}):
+        with pytest.raises(ValueError, match="both must be numbers above 0"):
             carrier_for("/r", root=tmp_path, **wrong)
     for marker in ("../done", "/done"):
         with pytest.raises(ValueError, match="it must lie inside the snapshot"):
             carrier_for("/r", root=tmp_path, marker=marker)
     with pytest.raises(ValueError, match="max_bytes_s is for rsync"):
         carrier_for("/r", root=tmp_path, max_bytes_s=1)
+    with pytest.raises(ValueError, match="cannot push 0 bytes a second: give a number above 0"):
+        carrier_for("h:/r", root=tmp_path, max_bytes_s=0)
+    with pytest.raises(ValueError, match="the words of ssh are empty"):
+        carrier_for("h:/r", root=tmp_path, ssh=())
+    with pytest.raises(ValueError, match="there is no home of ~nosuchuser on this machine"):
+        carrier_for("~nosuchuser/x", root=tmp_path)
     with pytest.raises(EvaldError, match="there is no no-such-ssh on this machine; install it"):
         carrier_for("h:/r", root=tmp_path, ssh=("no-such-ssh",))
     carrier = carrier_for("/r", root=tmp_path)
@@ -163,7 +166,7 @@ def test_evald_does_not_look_at_hidden_names(tmp_path: Path) -> None:
     (step / ".complete").touch()
     step.rename(tmp_path / pack(step, "step_1", marker=".complete").temporary)
     found = scan(Layout(Staging(root=str(tmp_path))))
-    assert (found.marked, found.unmarked, found.misnamed) == ([], [], [])
+    assert (found.marked, found.unmarked, found.misnamed) == ([], {}, [])
 
 
 def test_what_cannot_be_packed_is_one_sentence(tmp_path: Path) -> None:
@@ -173,29 +176,104 @@ def test_what_cannot_be_packed_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(PushError, match="has no marker"):
         pack(tmp_path / "none", "step_1", marker=".complete")
     with pytest.raises(PushError, match="there is no file in it"):
-        pack(write(tmp_path / "empty"), "step_1", marker="m", content=b"")
+        pack(write(tmp_path / "empty"), "step_1", marker="m", unmarked=True)
     (step / "dangling").symlink_to("nowhere")
     with pytest.raises(PushError, match="dangling is not there"):
-        pack(step, "step_1", marker="m", content=b"")
+        pack(step, "step_1", marker="m", unmarked=True)
     (step / "dangling").unlink()
     os.mkfifo(step / "pipe")
     with pytest.raises(PushError, match="neither a file nor a folder; remove it"):
-        pack(step, "step_1", marker="m", content=b"")
+        pack(step, "step_1", marker="m", unmarked=True)
     (step / "pipe").unlink()
     (step / "loop").symlink_to(".")
     with pytest.raises(PushError, match=r"more than 32 folders|Too many levels"):
-        pack(step, "step_1", marker="m", content=b"")
+        pack(step, "step_1", marker="m", unmarked=True)
 
 
 def test_a_manifest_is_made_for_what_has_none(tmp_path: Path) -> None:
     step = write(tmp_path / "step_1", a=b"1", sub__b=b"")
-    content = make_manifest(step, marker=".complete")
+    content = pack(step, "step_1", marker=".complete", unmarked=True).content
     manifest = parse_manifest(content, name=".complete", step=40)
     assert manifest.is_hashed
     assert json.loads(content)["files"] == {
         "a": {"size": 1, "xxh3": xxhash.xxh3_64_hexdigest(b"1")},
         "sub/b": {"size": 0, "xxh3": xxhash.xxh3_64_hexdigest(b"")},
     }
+
+
+@pytest.mark.parametrize(
+    ("name", "needed"),
+    [
+        ("model-00001-of-00002.safetensors", True),
+        ("model.safetensors.index.json", True),
+        ("tokenizer.model", True),
+        ("chat_template.jinja", True),
+        ("additional_chat_templates/tool_use.jinja", True),
+        ("adapter/adapter_model.bin", True),
+        ("modeling_own.py", True),
+        ("optimizer.pt", False),
+        ("rng_state_0.pth", False),
+        ("scheduler.pt", False),
+        ("trainer_state.json", False),
+        ("training_args.bin", False),
+        ("global_step40/mp_rank_00_model_states.pt", False),
+        ("optimizer.safetensors", False),
+    ],
+)
+def test_what_an_evaluation_needs(name: str, *, needed: bool) -> None:
+    assert is_needed(name) is needed
+
+
+def test_what_is_left_out_is_not_in_the_manifest_either(tmp_path: Path) -> None:
+    def build(directory: Path) -> None:
+        (directory / "config.json").write_text("{}")
+        (directory / "optimizer.pt").write_bytes(b"12345")
+
+    step = publish(build, tmp_path, 7, run="r", final=True)
+    parcel = pack(step, "step_7", marker=".complete", everything=False)
+    assert [file.name for file in parcel.files] == ["config.json"]
+    assert [file.name for file in parcel.left_out] == ["optimizer.pt"]
+    manifest = parse_manifest(parcel.content, name=".complete", step=7)
+    assert (manifest.run, manifest.final, list(manifest.files)) == ("r", True, ["config.json"])
+    (step / "config.json").unlink()
+    (step / ".complete").write_text("no manifest")
+    with pytest.raises(PushError, match="no weights, config or tokenizer file in it; --all sends"):
+        pack(step, "step_7", marker=".complete", everything=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "pattern", "is_found"),
+    [
+        ("step_40", "step_{step}", True),
+        ("run/step_40", "step_{step}", True),
+        ("a/run/step_40", "step_{step}", False),
+        ("step_40x", "step_{step}", False),
+        ("checkpoint-40", "step_{step}", False),
+        ("global_step_4/actor/huggingface", "global_step_{step}/actor/huggingface", True),
+        ("s1/1", "s{step}/{step}", True),
+        ("s1/2", "s{step}/{step}", False),
+    ],
+)
+def test_names_that_the_node_finds(name: str, pattern: str, *, is_found: bool) -> None:
+    assert fits(name, pattern) is is_found
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda step: (step / "a").unlink(), "its manifest does not fit, a is missing; export"),
+        (lambda step: (step / "a").write_bytes(b"123"), "a has 3 bytes instead of 1"),
+        (lambda step: (step / "a").write_bytes(b"2"), "a has other bytes"),
+    ],
+)
+def test_a_source_that_is_not_as_its_manifest_says(
+    tmp_path: Path, change: Callable[[Path], object], sentence: str
+) -> None:
+    step = publish(file_a(b"1"), tmp_path, 7)
+    write(step, b=b"")
+    change(step)
+    with pytest.raises(PushError, match=sentence):
+        pack(step, "step_7", marker=".complete")
 
 
 def test_streams_have_about_as_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:

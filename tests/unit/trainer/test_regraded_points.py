@@ -48,6 +48,8 @@ def test_a_drop_waits_for_its_own_weights() -> None:
 class Lines:
     """A ledger that can be read again."""
 
+    restarts = 0
+
     def __init__(self, *records: dict[str, Any]) -> None:
         self.all = list(records)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import threading
 import time
@@ -16,7 +17,7 @@ from ledger_link import LedgerLink, baseline
 from evald.point import Kind, Outcome, PointKey
 from evald.trainer.contract import Carrier, NoSpace
 from evald.trainer.point_records import Answer, NotMeasured
-from evald.trainer.request import Ask, FarHand, Requester, RootHand
+from evald.trainer.request import Ask, Hand, Requester, hand_in_place, hand_over
 
 STEP = PointKey("r", 7)
 
@@ -34,7 +35,8 @@ def root(tmp_path: Path) -> Path:
 
 
 def requester(link: LedgerLink, root: Path, **settings: Any) -> Requester:
-    return Requester(link, RootHand(root), **{"dead_after_s": 0.2, "poll_s": 0.01, **settings})
+    hand = functools.partial(hand_in_place, root)
+    return Requester(link, hand, **{"dead_after_s": 0.2, "poll_s": 0.01, **settings})
 
 
 async def until(condition: Callable[[], Any]) -> None:
@@ -72,7 +74,7 @@ async def test_hands_the_directory_over_and_returns_the_record(
 
     async def daemon() -> None:
         request = await read(root, "reuse_7")
-        assert request == {"kind": "reuse", "step": 7, "path": str(tmp_path / "ckpt")}
+        assert request == {"run": "r", "kind": "reuse", "step": 7, "path": str(tmp_path / "ckpt")}
         link.accept(STEP)
         (root / "reuse_7.request").unlink()
         link.answer(PointKey("other", 7))  # another run of the same daemon
@@ -152,7 +154,7 @@ async def test_a_baseline_is_measured_once(link: LedgerLink, root: Path, tmp_pat
 
     async def daemon() -> None:
         request = await read(root, "baseline_-1")
-        assert request == {"kind": "baseline", "step": -1, "path": str(tmp_path)}
+        assert request == {"run": "r", "kind": "baseline", "step": -1, "path": str(tmp_path)}
         link.answer(baseline(), score=0.125)
 
     asker = requester(link, root)
@@ -247,11 +249,15 @@ class _Carrier:
         self._carriers.carried.append((self._root, path.name, content))
 
 
+def far(carriers: Carriers) -> Hand:
+    return functools.partial(hand_over, carriers)
+
+
 async def test_a_far_host_gets_the_directory_and_for_a_baseline_a_word(
     link: LedgerLink, tmp_path: Path
 ) -> None:
     carriers = Carriers()
-    asker = Requester(link, FarHand(carriers), poll_s=0.01)
+    asker = Requester(link, far(carriers), poll_s=0.01)
 
     async def daemon(key: PointKey) -> None:
         await until(lambda: carriers.carried)
@@ -264,14 +270,17 @@ async def test_a_far_host_gets_the_directory_and_for_a_baseline_a_word(
     carriers.carried.clear()
     await measured(asker, Ask(-1, directory, Kind.BASELINE), daemon(baseline()))
     ((spool, name, word),) = carriers.carried
-    assert (name, json.loads(word)) == ("baseline_-1.request", {"kind": "baseline", "step": -1})
+    assert (name, json.loads(word)) == (
+        "baseline_-1.request",
+        {"run": "r", "kind": "baseline", "step": -1},
+    )
     assert not spool.exists()
 
 
 async def test_what_cannot_be_carried_is_skipped_with_its_reason(
     link: LedgerLink, tmp_path: Path
 ) -> None:
-    asker = Requester(link, FarHand(Carriers(NoSpace("the far root is full"))), poll_s=0.01)
+    asker = Requester(link, far(Carriers(NoSpace("the far root is full"))), poll_s=0.01)
     with pytest.raises(NotMeasured, match="the far root is full") as caught:
         await asker.measure(Ask(7, tmp_path), timeout_s=10)
     assert caught.value.reason == "no_space"
@@ -282,7 +291,7 @@ async def test_the_deadline_holds_while_a_carrier_is_slow(link: LedgerLink, tmp_
     carriers.may_go.clear()
     try:
         with pytest.raises(NotMeasured) as caught:
-            await Requester(link, FarHand(carriers)).measure(Ask(7, tmp_path), timeout_s=0.2)
+            await Requester(link, far(carriers)).measure(Ask(7, tmp_path), timeout_s=0.2)
         assert caught.value.reason == "deadline"
     finally:
         carriers.may_go.set()

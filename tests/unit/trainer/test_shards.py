@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from safetensors.torch import load_file
 
 from evald.staging.safetensors_header import read_header
 from evald.trainer.contract import ExportError
-from evald.trainer.export import shards
+from evald.trainer.export import hashing
 from evald.trainer.export.base_files import BaseModel, copy_base_files
 from evald.trainer.export.pieces import Piece, TensorSpec, one_to_one, spec_of
 from evald.trainer.export.shards import ShardFile, ShardWriter, header, plan_files
@@ -74,12 +75,29 @@ def test_wide_types_come_first_so_that_all_are_aligned() -> None:
 # --- one file -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("chunk_bytes", [7, 4 << 20])
+@pytest.fixture(params=[0.0, 1000.0])
+def load(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> float:
+    """A machine that has nothing else to do, or far too much."""
+    average: float = request.param
+    monkeypatch.setattr(os, "getloadavg", lambda: (average, average, average))
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    return average
+
+
+def test_a_thread_hashes_only_where_a_processor_is_free(load: float) -> None:
+    hasher = hashing.new_hasher()
+    assert isinstance(hasher, hashing.Behind if load else hashing.Beside)
+    assert hasher.finish() == xxhash.xxh3_64_hexdigest(b"")
+
+
+@pytest.mark.usefixtures("load")
+@pytest.mark.parametrize("piece_bytes", [7, 4 << 20])
 @pytest.mark.parametrize("hashes", [True, False])
 def test_file_is_what_the_library_reads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk_bytes: int, *, hashes: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece_bytes: int, *, hashes: bool
 ) -> None:
-    monkeypatch.setattr(shards, "_CHUNK_BYTES", chunk_bytes)
+    for hasher in (hashing.Behind, hashing.Beside):
+        monkeypatch.setattr(hasher, "piece_bytes", piece_bytes)
     tensors = {
         "a name with ü": torch.randn(5, 3),
         "turned": torch.randn(6, 2).T,
@@ -121,6 +139,7 @@ def test_file_is_never_written_over(tmp_path: Path) -> None:
         ShardWriter(tmp_path / "a", [], hashes=True)
 
 
+@pytest.mark.usefixtures("load")
 def test_writer_that_cannot_begin_leaves_no_thread(tmp_path: Path) -> None:
     before = threading.active_count()
     (tmp_path / "a").touch()
