@@ -28,6 +28,16 @@ if TYPE_CHECKING:
     from evald.eval_yaml.reader import YamlSet
 
 POSTURES = ("fleet", "attached", "shared", "blackbox")
+#: what others call a key, where its letters do not lead to ours.
+_SYNONYMS = {
+    "max_tokens": "max_response_len",
+    "max_new_tokens": "max_response_len",
+    "max_output_tokens": "max_response_len",
+    "n": "n_samples_per_eval_prompt",
+    "num_samples": "n_samples_per_eval_prompt",
+    "dataset": "path",
+    "file": "path",
+}
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 
 
@@ -281,9 +291,17 @@ def _near(kind: Any, raw: Any) -> str:
 
 def unknown_key(key: str, name: str, allowed: list[str]) -> str:
     """Say that a key is not known, and which one was probably meant."""
-    near = difflib.get_close_matches(name, allowed, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}? " if near else ""
+    meant = meant_key(name, allowed)
+    hint = f"did you mean {meant!r}? " if meant else ""
     return f"{key}: unknown key; {hint}allowed here: {', '.join(sorted(allowed))}"
+
+
+def meant_key(name: str, allowed: list[str]) -> str | None:
+    """Return which key was probably meant by one that is not known."""
+    if _SYNONYMS.get(name) in allowed:
+        return _SYNONYMS[name]
+    near = difflib.get_close_matches(name, allowed, n=1, cutoff=0.5)
+    return near[0] if near else None
 
 
 def _join(key: str, name: str) -> str:

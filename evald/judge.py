@@ -12,6 +12,9 @@ from evald.postures.contract import PointResult, SetResult
 from evald.results.records import Counts, PointRecord
 from evald.text import one_line
 
+#: a share of samples that should be a whole number may be a little more.
+_ROUNDING = 1e-9
+
 
 def judge(
     point: EvalPoint,
@@ -33,7 +36,7 @@ def judge(
         summary += f"; the first: {result.problem}"
     provenance = {**result.provenance, "snapshot": digest, "evald": __version__}
     n_in_time = counts.n_total - counts.n_timeout
-    timed_out = n_in_time < limits.min_done_share * counts.n_total
+    timed_out = n_in_time < limits.min_done_share * counts.n_total - _ROUNDING
     if timed_out or (failed and counts.n_scored == 0):
         late = counts.n_timeout >= max(counts.n_error, counts.n_grader_error)
         reason = SkipReason.DEADLINE if late else SkipReason.CRASHED

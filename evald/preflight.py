@@ -15,6 +15,7 @@ from evald.errors import ConfigError, EvaldError, InvalidSnapshot, LedgerError
 from evald.evals.curve import CHANGED_REMEDY, CurveWatch
 from evald.evals.procedural.made import library_notes
 from evald.evals.ready_sets import ready_sets
+from evald.evals.sampling import sampling_notes
 from evald.evals.sets import LoadedSet
 from evald.results.follow import read_records
 from evald.results.index import PointIndex
@@ -100,6 +101,8 @@ def preflight(
         raise ConfigError([f"{sentence}; {CHANGED_REMEDY}" for sentence in changed])
     notes = _notes(config, base) + (fleet.notes if fleet is not None else [])
     notes += library_notes(config.eval)
+    # (a procedural set is an ordinary one by now)
+    notes += sampling_notes([one.eval_set for one in sets])
     notes += [f"WARNING: {sentence}; its curve breaks" for sentence in changed]
     return Preflight(sets=sets, base=base, fleet=fleet, environ=environ, notes=notes)
 

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from evald.config import EvalSet
-from evald.config_load import convert_field, lay_over, unknown_key
+from evald.config_load import convert_field, lay_over, meant_key, unknown_key
 from evald.errors import ConfigError
 from evald.eval_yaml.dialect import FIELDS, RENAMED, UNSERVED
 from evald.eval_yaml.nodes import Misread, Node, read_yaml
@@ -41,6 +41,8 @@ class _Placed(msgspec.Struct, frozen=True):
 
     where: str
     value: Any
+    #: its fault has been told, and there is no value.
+    faulty: bool = False
 
 
 _Fields = dict[str, _Placed]
@@ -125,8 +127,8 @@ class _Reader:
                 self._refuse(node.line, name, ["defaults", "datasets"])
         defaults = self._fields(top["defaults"], "defaults") if "defaults" in top else {}
         for field in {"name", "path"} & defaults.keys():
-            where = defaults.pop(field).where
-            self._problems.append(f"{where}: belongs to one data set; move it there")
+            if not (one := defaults.pop(field)).faulty:
+                self._problems.append(f"{one.where}: belongs to one data set; move it there")
         datasets = self._datasets(top.get("datasets") or Node(root.line, None))
         found = [self._set(node, defaults, name) for name, node in datasets]
         return [one for one in found if one is not None]
@@ -150,9 +152,12 @@ class _Reader:
         below = {field: value for field, value in self._defaults.items() if field not in merged}
         where = self._where(node.line, given["name"].value if "name" in given else "datasets")
         for field in ("name", "path"):
-            if field not in given:
+            if field not in given and not _is_faulty(merged, field):
                 self._problems.append(f"{where}: {field} is missing; it must be set")
-        self._grade(given, where)
+        told = any(
+            _is_faulty(merged, field) for field in ("rm_type", "custom_generate_function_path")
+        )
+        self._grade(given, where, told=told)
         table = lay_over(below, {field: one.value for field, one in given.items()})
         types = {field.name: field.type for field in msgspec.structs.fields(EvalSet)}
         for field, one in given.items():
@@ -171,7 +176,11 @@ class _Reader:
         fields: _Fields = {}
         for name, one in node.value.items():
             if name not in FIELDS:
-                self._refuse(one.line, name, list(FIELDS), empty=one.value in (None, [], {}))
+                empty = one.value in (None, [], {})
+                meant = self._refuse(one.line, name, list(FIELDS), empty=empty)
+                if meant is not None:
+                    told = _Placed(self._where(one.line, name), None, faulty=True)
+                    fields.setdefault(RENAMED.get(meant, meant), told)
                 continue
             where = self._where(one.line, f"{owner}.{name}")
             field = RENAMED.get(name, name)
@@ -181,6 +190,7 @@ class _Reader:
                 value = None if one.value is None else FIELDS[name](one)
             except Misread as error:
                 self._problems.append(f"{where}: expected {error}, got {_shown(one)}")
+                fields[field] = _Placed(where, None, faulty=True)
                 continue
             if name == "path" and isinstance(value, str):
                 value = self._path(value, where)
@@ -194,8 +204,11 @@ class _Reader:
             )
         return os.path.normpath(self._directory / Path(path).expanduser())
 
-    def _grade(self, given: _Fields, where: str) -> None:
-        """Replace ``rm_type`` and a custom function by what they are here."""
+    def _grade(self, given: _Fields, where: str, *, told: bool) -> None:
+        """Replace ``rm_type`` and a custom function by what they are here.
+
+        ``told``: a fault of one of the two has been reported.
+        """
         from evald.evals.graders.rm_types import grader_for  # noqa: PLC0415 (keeps config light)
 
         custom = given.pop("custom_generate_function_path", None)
@@ -203,7 +216,7 @@ class _Reader:
             given |= _custom_kind(custom)
         rm_type = given.pop("rm_type", None)
         if rm_type is None:
-            if custom is None and "grader" not in self._defaults:
+            if custom is None and "grader" not in self._defaults and not told:
                 self._problems.append(
                     f"{where}: rm_type is missing; name one here or in defaults, or set grader in "
                     "[defaults] of the config file"
@@ -216,8 +229,13 @@ class _Reader:
         for field, value in {"grader": grader.grader, **grader.fields}.items():
             given[field] = _Placed(rm_type.where, value)
 
-    def _refuse(self, line: int, name: str, allowed: list[str], *, empty: bool = False) -> None:
-        """Say why a field is not accepted; one that is known and empty asks for nothing."""
+    def _refuse(
+        self, line: int, name: str, allowed: list[str], *, empty: bool = False
+    ) -> str | None:
+        """Say why a field is not accepted; one that is known and empty asks for nothing.
+
+        Returns which field was probably meant by one that nobody knows.
+        """
         if name in UNSERVED:
             if not empty:
                 self._fault(line, f"{name} cannot be served: {UNSERVED[name]}")
@@ -229,12 +247,18 @@ class _Reader:
             )
         else:
             self._problems.append(unknown_key(self._where(line, name), name, allowed))
+            return meant_key(name, allowed)
+        return None
 
     def _where(self, line: int, key: str) -> str:
         return f"{self._source} line {line}: {key}"
 
     def _fault(self, line: int, sentence: str) -> None:
         self._problems.append(f"{self._source} line {line}: {sentence}")
+
+
+def _is_faulty(fields: _Fields, name: str) -> bool:
+    return name in fields and fields[name].faulty
 
 
 def _custom_kind(path: _Placed) -> _Fields:

@@ -18,6 +18,8 @@ _PARQUET_TIMEOUT_S = 600.0
 
 _SLICE = re.compile(r"(?P<path>.+)@\[(?P<start>-?\d*):(?P<stop>-?\d*)\]", re.DOTALL)
 _LIKE_A_SLICE = re.compile(r".*@\[[^\]/]*\]?", re.DOTALL)
+#: a slice without its @, which is a file's name.
+_NEARLY_A_SLICE = re.compile(r"(?P<path>.+)(?P<slice>\[-?\d*:-?\d*\])", re.DOTALL)
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -71,6 +73,12 @@ class RowSource:
         try:
             yield from self._parquet() if self.is_parquet else self._json_lines()
         except OSError as error:
+            nearly = _NEARLY_A_SLICE.fullmatch(str(self.path))
+            if nearly and isinstance(error, FileNotFoundError):
+                raise Unreadable(
+                    f"{error.strerror}; for some rows of a file write "
+                    f"{nearly['path']}@{nearly['slice']}"
+                ) from error
             what = "Parquet" if self.is_parquet else "JSONL"
             raise Unreadable(f"{error.strerror}; set path to a {what} file") from error
 

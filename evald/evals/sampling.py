@@ -26,6 +26,24 @@ def check_stop(eval_set: EvalSet) -> list[str]:
     return problems
 
 
+def sampling_notes(sets: list[EvalSet]) -> list[str]:
+    """Say so, once for all sets, where asking again gives the same."""
+    # (a function of the user's may ask with another temperature)
+    same = [
+        repr(one.name)
+        for one in sets
+        if one.kind == "generate" and one.n_samples_per_eval_prompt > 1 and one.temperature == 0
+    ]
+    if not same:
+        return []
+    sentence = (
+        f"WARNING: eval set{'s' if len(same) > 1 else ''} {', '.join(same)}: "
+        "n_samples_per_eval_prompt is above 1 at temperature 0, so the samples of a question will "
+        "be equal; raise temperature, or ask once"
+    )
+    return [sentence]
+
+
 def base_sampling(eval_set: EvalSet) -> dict[str, Any]:
     """All parameters but the seed; also what the record says about the sampling.
 

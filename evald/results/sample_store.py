@@ -97,13 +97,18 @@ class SampleStore:
         for key in settled:
             if key not in self._stored and key not in self._gone:
                 self._measure(key)
-        try:
-            for key, one in list(self._stored.items()):
+        fault = None
+        for key, one in list(self._stored.items()):
+            try:
                 if not one.compressed:
                     self._compress(key)
-        finally:  # a disk that is full needs it most
-            for key in self._too_old(settled, compared):
-                self._delete(key)
+            except OSError as error:  # one point's must not stand in the way of the others'
+                fault = fault or error
+        # a disk that is full needs it most
+        for key in self._too_old(settled, compared):
+            self._delete(key)
+        if fault is not None:
+            raise fault
 
     def _too_old(self, settled: list[PointKey], compared: set[PointKey]) -> list[PointKey]:
         """Return what is older than it may be, and the oldest of what is too much."""

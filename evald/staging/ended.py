@@ -67,8 +67,9 @@ class EndedList:
 
     def note(self, directory: Path, fingerprint: str, key: PointKey) -> None:
         """Remember that the snapshot in ``directory`` has ended, and forget what is gone."""
-        for name in [name for name in self._ended if not (self._root / name).is_dir()]:
-            del self._ended[name]
+        for name in list(self._ended):
+            if not os.path.isdir(self._root / name):  # noqa: PTH112 (Path.is_dir raises for some)
+                del self._ended[name]
         self._ended[self._key(directory)] = Ended(fingerprint, key.run, key.step)
         self._write()
 

@@ -103,8 +103,13 @@ def is_training_state(name: str) -> bool:
 
 
 def open_file(path: Path) -> io.BufferedReader:
-    """Open a file for reading; does not wait for the writer of what has become a pipe."""
-    return os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+    """Open a file for reading; raises OSError, also for a pipe or a device in a file's place."""
+    # not blocking: a pipe without writer must not hold the caller
+    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    return file
 
 
 def _require_folder(directory: Path) -> None:

@@ -102,6 +102,8 @@ class Intake:
         #: seen once: a half-written word, or a run's end that a last look has to precede.
         self._once: dict[Path, Identity] = {}
         self._consumable: dict[Path, tuple[PointKey, Identity]] = {}
+        #: could not be removed at once.
+        self._unconsumed: dict[Path, Identity] = {}
         self._batches: set[asyncio.Task[None]] = set()
         self._slots = asyncio.Semaphore(_READERS)
         #: set once the watch is armed and the first scan is done.
@@ -180,6 +182,8 @@ class Intake:
         """Start the work on all that is new; True when another scan must follow at once."""
         for directory in self._retention.take_changed():
             self._forget(directory, "it changed behind its marker")
+        for path in self._retention.take_unconsumed() & self._heard.keys():
+            self._unconsumed[path] = self._heard[path]
         marked = {snapshot.directory: snapshot.identity for snapshot in found.marked}
         files = {file.path: file.identity for file in found.files}
         for known, present in ((self._seen, marked), (self._heard, files), (self._once, files)):
@@ -367,7 +371,11 @@ class Intake:
             await self._offer(end)
 
     async def _consume(self) -> None:
-        """Remove requests whose points are in the ledger."""
+        """Remove requests whose points are in the ledger, and what could not be removed before."""
+        unconsumed, self._unconsumed = self._unconsumed, {}
+        for path, identity in unconsumed.items():
+            if self._heard.get(path) == identity:  # else it is a new word
+                await self._retention.consume(path, again=True)
         for path, (key, identity) in list(self._consumable.items()):
             if self._index.get(key) is None:
                 continue

@@ -69,6 +69,9 @@ class Retention:
         self._ring: dict[Path, _Kept] = {}
         self._ended = EndedList(self._root)
         self._changed: set[Path] = set()
+        #: what could not be removed, and is tried again.
+        self._unconsumed: set[Path] = set()
+        self._undeleted: dict[Path, str] = {}
         self._lock = asyncio.Lock()
 
     @property
@@ -97,8 +100,15 @@ class Retention:
                 await self._say(await asyncio.to_thread(self._sweep))
 
     async def sweep_leftovers(self) -> None:
-        """Delete what dead writers have left, now and again; returns only for an unowned root."""
+        """Delete what dead writers and failed deletions have left, now and again.
+
+        Returns only for an unowned root.
+        """
         while self._owned:
+            async with self._lock:
+                for directory, known in list(self._undeleted.items()):
+                    if await asyncio.to_thread(self._delete, directory, known) is None:
+                        del self._undeleted[directory]
             try:
                 await asyncio.to_thread(sweep_leftovers, self._root, _TRASH)
             except OSError as error:  # the root is away: the scan says so
@@ -154,7 +164,7 @@ class Retention:
                 log.info("snapshot_gone_or_changed", directory=str(snapshot_dir))
                 self._changed.add(snapshot_dir)
             elif not keep:
-                await self._say(await asyncio.to_thread(self._delete, snapshot_dir, fingerprint))
+                await self._give_up(snapshot_dir, fingerprint)
             else:
                 self._ring[snapshot_dir] = _Kept(fingerprint, size_bytes)
                 if key is not None and self._keep:
@@ -162,27 +172,44 @@ class Retention:
                 log.info("snapshot_retired", directory=str(snapshot_dir), bytes=size_bytes)
             while len(self._ring) > self._keep:
                 oldest = next(iter(self._ring))
-                # out of the ring first: a deletion that fails is told once and not tried again
+                # out of the ring first: a deletion that fails is told once, and tried again later
                 kept = self._ring.pop(oldest)
-                await self._say(await asyncio.to_thread(self._delete, oldest, kept.fingerprint))
+                await self._give_up(oldest, kept.fingerprint)
+
+    async def _give_up(self, directory: Path, fingerprint: str) -> None:
+        fault = await asyncio.to_thread(self._delete, directory, fingerprint)
+        if fault is not None:
+            self._undeleted[directory] = fingerprint
+        await self._say(fault)
 
     async def keep(self, directory: Path) -> bool:
         """Take a snapshot out of the ring: its bytes are wanted once more; False: they are gone."""
         async with self._lock:  # a deletion that is under way has the last word
             self._ring.pop(directory, None)
+            self._undeleted.pop(directory, None)
             if self._owned and self._is_inside(directory):
                 await asyncio.to_thread(self._ended.forget, directory)
             return await asyncio.to_thread(directory.is_dir)
 
-    async def consume(self, path: Path) -> None:
-        """Remove a trainer's file whose record is durable; nothing in a root that is not owned."""
+    async def consume(self, path: Path, *, again: bool = False) -> None:
+        """Remove a trainer's file whose record is durable; nothing in a root that is not owned.
+
+        ``again``: that it could not be removed was told.
+        """
         if not self._owned:
             return
         try:
             await asyncio.to_thread(self._unlink, path)
         except OSError as error:
-            # it is not read again in this life, and the ledger knows it in the next one
-            log.warning("staging_file_kept", path=str(path), error=error.strerror)
+            # it is not read again: the ledger knows it
+            self._unconsumed.add(path)
+            tell = log.debug if again else log.warning
+            tell("staging_file_kept", path=str(path), error=error.strerror)
+
+    def take_unconsumed(self) -> set[Path]:
+        """Return the files that ``consume`` could not remove, each once."""
+        unconsumed, self._unconsumed = self._unconsumed, set()
+        return unconsumed
 
     async def _say(self, fault: str | None) -> None:
         if fault is not None:

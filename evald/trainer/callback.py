@@ -21,7 +21,8 @@ from transformers.trainer_callback import TrainerCallback
 from evald.trainer.contract import trace_of
 from evald.trainer.dispatcher import EvalDispatcher
 from evald.trainer.trainer_log import OWN_STEP, SUMMARY, TrainerLog
-from evald.trainer.trainer_setup import base_model, check_trainer, reuse_options
+from evald.trainer.trainer_setup import base_model, check_options, check_trainer, reuse_options
+from evald.trainer.values import wait_seconds
 
 log = structlog.get_logger(__name__)
 
@@ -66,6 +67,8 @@ class EvaldCallback(TrainerCallback):  # type: ignore[misc] # transformers is no
         poll_s: float = 2.0,
         **options: Any,
     ) -> None:
+        check_options(options, ("epochs", "reuse", "drain_timeout_s", "poll_s"))
+        poll_s = wait_seconds("poll_s", poll_s)
         check_trainer(trainer, reuse=reuse, drain_timeout_s=drain_timeout_s)
         if options.get("mode", "sync") not in ({"sync"} if reuse else {"sync", "async"}):
             raise ValueError(
@@ -89,7 +92,7 @@ class EvaldCallback(TrainerCallback):  # type: ignore[misc] # transformers is no
         self._trainer = trainer
         self._epochs = epochs
         self._reuse = reuse
-        self._drain_timeout_s = drain_timeout_s
+        self._drain_timeout_s = float(drain_timeout_s)
         self._log = TrainerLog(trainer, self)
         self._make = functools.partial(
             EvalDispatcher,

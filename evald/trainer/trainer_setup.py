@@ -2,11 +2,32 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+from collections.abc import Iterable, Mapping
 from typing import Any
+
+from evald.trainer.dispatcher import EvalDispatcher
+from evald.trainer.values import known_names, wait_seconds
 
 #: sharded by DeepSpeed: no rank has a whole parameter.
 _ZERO_3 = 3
+#: arguments of a dispatcher that the callback gives itself -> what to do instead.
+_OWN = {
+    "first_step": "the Trainer counts from 1; leave it out",
+    "after_seq": "the callback reads what its run has; leave it out",
+    "num_steps": "the Trainer knows its max_steps; leave it out",
+    "epoch_steps": "the Trainer knows its epochs; use epochs=True",
+}
+
+
+def check_options(options: Mapping[str, Any], takes: Iterable[str]) -> None:
+    """Raise ValueError, with the remedy, for what the callback or the dispatcher does not take."""
+    for name in options:
+        if name in _OWN:
+            raise ValueError(f"cannot use {name} in EvaldCallback: {_OWN[name]}")
+    dispatchers = inspect.signature(EvalDispatcher).parameters.keys() - _OWN.keys()
+    known_names("EvaldCallback", options, {*dispatchers, *takes})
 
 
 def check_trainer(trainer: Any, *, reuse: bool, drain_timeout_s: float) -> None:
@@ -16,6 +37,7 @@ def check_trainer(trainer: Any, *, reuse: bool, drain_timeout_s: float) -> None:
             f"cannot use {type(trainer).__name__} as trainer: give the transformers Trainer itself,"
             " EvaldCallback(trainer, root, ...)"
         )
+    drain_timeout_s = wait_seconds("drain_timeout_s", drain_timeout_s)
     if drain_timeout_s < 0:
         raise ValueError(f"cannot drain for {drain_timeout_s:g} s: give 0 or more seconds")
     args = trainer.args

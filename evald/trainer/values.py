@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import numbers
 import operator
 import os
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -20,6 +22,16 @@ def one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
     """Raise ValueError for what is none of the words that are allowed."""
     if value not in allowed:
         raise ValueError(f"cannot use {name}={value!r}: give {' or '.join(map(repr, allowed))}")
+
+
+def known_names(what: str, names: Iterable[Any], known: Iterable[str]) -> None:
+    """Raise ValueError for an argument that ``what`` does not have."""
+    known = sorted(known)
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(str(name), known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"it takes {', '.join(known)}"
+            raise ValueError(f"cannot use {name!r} in {what}: there is no such argument; {hint}")
 
 
 def whole(name: str, value: Any, *, least: int) -> int:

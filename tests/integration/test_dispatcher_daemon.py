@@ -102,6 +102,25 @@ def test_a_run_with_restarts_of_both_sides_has_each_point_once(tmp_path: Path) -
             assert third.drain(0)
 
 
+def test_a_new_results_directory_measures_the_same_job_again(tmp_path: Path) -> None:
+    python = write_fake_python(tmp_path / "python")
+    with rig(tmp_path, python=python, staging="keep = 2") as r:
+        for life in range(2):
+            r.start()
+            with dispatcher(r, baseline=False, overflow="skip") as job:
+                for step in (2, 4):
+                    assert job.maybe_dispatch(step, step).action == "published", r.log()[-3000:]
+                assert job.finish(5, 5).action == "published"
+                drained = job.drain(20)
+                assert drained, drained.detail
+            until(lambda: any(isinstance(x, RunEnd) for x in r.records()), "the run's end")
+            assert [(p.step, p.outcome) for p in r.points()] == [(2, "ok"), (4, "ok"), (5, "ok")]
+            r.stop()
+            kept = {path.name for path in r.root.glob("step_*")}
+            assert kept == {"step_4", "step_5"}
+            r.results.parent.rename(tmp_path / f"results.{life}")
+
+
 def test_another_host_over_a_spool_and_the_http_api(tmp_path: Path) -> None:
     with rig(
         tmp_path,

@@ -125,6 +125,21 @@ def test_any_two_of_engines_gpus_and_size_give_the_third(
         (changed(eval=[{"name": "lag_steps", "path": "x"}]), "a metric of evald's own"),
         (changed(eval=[7]), "eval[0]: expected a table, got 7"),
         (changed(eval__0__name="../x"), "eval[0].name: "),
+        *(
+            (
+                changed(**{f"eval__0__{name}": 1}),
+                f"eval[0].{name}: unknown key; did you mean {ours!r}?",
+            )
+            for name, ours in [
+                ("max_tokens", "max_response_len"),
+                ("max_new_tokens", "max_response_len"),
+                ("max_output_tokens", "max_response_len"),
+                ("n", "n_samples_per_eval_prompt"),
+                ("num_samples", "n_samples_per_eval_prompt"),
+                ("dataset", "path"),
+                ("file", "path"),
+            ]
+        ),
         (changed(eval__0__temperatur=1.0), "did you mean 'temperature'?"),
         (changed(eval__0__apply_chat_template="always"), "must be one of 'auto', True, False"),
         (changed(eval__0__top_k=0), "eval[0].top_k: must be -1 (off) or at least 1"),

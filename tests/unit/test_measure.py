@@ -175,3 +175,17 @@ async def test_a_point_that_was_cut_is_partial_or_too_little(
     )
     assert record.outcome == outcome
     assert record.reason == ("deadline" if outcome == "skipped" else "")
+
+
+async def test_exactly_the_least_share_is_enough(tmp_path: Path) -> None:
+    snapshot = Snapshot(run="r", step=1, directory=tmp_path, fingerprint="f", size_bytes=1)
+    counts = Counts(n_total=100, n_scored=7, n_timeout=93, n_cut=93)
+    record = judge(
+        EvalPoint(PointKey("r", 1), snapshot),
+        PointResult(counts=counts, metrics={}, engines=[], weight_versions=[], provenance={}),
+        digest="d",
+        timings=Timings(),
+        sets=[SetResult(name="math", counts=counts, seconds=1.0, metrics={})],
+        limits=Dispatch(min_done_share=0.07),
+    )
+    assert record.outcome == "partial"

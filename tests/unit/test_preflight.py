@@ -48,6 +48,31 @@ def test_a_budget_below_the_peak_is_a_warning(tmp_path: Path) -> None:
     assert any(note.startswith("WARNING: staging.max_bytes = 1000") for note in notes)
 
 
+def test_samples_that_will_be_equal_are_a_warning(tmp_path: Path) -> None:
+    write_base_model(tmp_path / "base")
+    (tmp_path / "a.jsonl").write_text('{"prompt": "1+1=", "label": "2"}\n')
+    fields = "path: a.jsonl, rm_type: f1, n_samples_per_eval_prompt: 4"
+    (tmp_path / "eval.yaml").write_text(
+        f"datasets: {{y: {{{fields}}}, warm: {{{fields}, temperature: 1}}}}"
+    )
+    scored = {"name": "p", "path": "a.jsonl", "kind": "perplexity"}
+    raw = {
+        "staging": {"root": "root"},
+        "results": {"dir": "results"},
+        "fleet": {"model": "base", "device": "cpu"},
+        "defaults": {"n_samples_per_eval_prompt": 2},
+        "eval": [{"name": "t", "path": "a.jsonl"}, scored],
+        "eval_config": "eval.yaml",
+    }
+    notes = preflight(build_config(raw, base=tmp_path, environ={})).notes
+    (note,) = (note for note in notes if "temperature" in note)
+    assert note == (
+        "WARNING: eval sets 't', 'y': n_samples_per_eval_prompt is above 1 at temperature 0, so "
+        "the samples of a question will be equal; raise temperature, or ask once"
+    )
+    assert not any("temperature" in note for note in preflight(config(tmp_path)).notes)
+
+
 @pytest.mark.parametrize(
     "state", ["optimizer.pt", "trainer_state.json", "rng_state_0.pth", "x.distcp"]
 )

@@ -105,7 +105,12 @@ def enter(rules: Rules) -> None:
     except OSError as error:
         raise GraderFailed(f"cannot enter cwd {settings.cwd}: {error.strerror}") from error
     sys.path.insert(0, settings.cwd)
-    load(settings.function)
+    function = load(settings.function)
+    if fault := _call_fault(function):
+        raise GraderFailed(
+            f"cannot use {settings.function}: it must take (response, reference, metadata), and "
+            f"prompt if it wants that: {fault}"
+        )
 
 
 @functools.cache
@@ -131,6 +136,19 @@ def takes_prompt(function: Callable[..., Any]) -> bool:
         return "prompt" in inspect.signature(function).parameters
     except (TypeError, ValueError):  # written in C, without a signature
         return False
+
+
+def _call_fault(function: Callable[..., Any]) -> str | None:
+    """Say why it cannot be called as ``Python.grade`` does, or None."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # as in takes_prompt
+        return None
+    try:
+        signature.bind(None, None, None, **({"prompt": None} if takes_prompt(function) else {}))
+    except TypeError as error:
+        return str(error)
+    return None
 
 
 @functools.cache

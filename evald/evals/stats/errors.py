@@ -69,7 +69,9 @@ def wilson(successes: float, n: float) -> Interval:
     share, square = successes / n, Z95 * Z95
     centre = (share + square / (2 * n)) / (1 + square / n)
     spread = Z95 * math.sqrt(share * (1 - share) / n + square / (4 * n * n)) / (1 + square / n)
-    return max(0.0, centre - spread), min(1.0, centre + spread)
+    # exact at the ends, where rounding would leave some 1e-17
+    low = 0.0 if successes == 0 else max(0.0, centre - spread)
+    return low, 1.0 if successes == n else min(1.0, centre + spread)
 
 
 def t_interval(mean: float, error: float, n_clusters: int) -> Interval:

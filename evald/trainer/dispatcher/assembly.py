@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import inspect
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ from evald.trainer.dispatcher.node import Node
 from evald.trainer.dispatcher.outbox import Outbox
 from evald.trainer.dispatcher.traffic import Traffic
 from evald.trainer.dispatcher.ways import Ways
+from evald.trainer.values import known_names
 
 
 class Exporter(Protocol):
@@ -92,16 +94,17 @@ def build_parts(
         from evald.trainer.export import SnapshotExporter  # noqa: PLC0415 - needs torch
         from evald.trainer.export.meeting import fault_of  # noqa: PLC0415
 
-        exporter = SnapshotExporter(
-            arguments.root,
-            base_dir=arguments.base_dir,
-            run=arguments.run,
-            mode=arguments.mode,
-            pattern=arguments.pattern,
-            marker=arguments.marker,
-            ranks=ranks,
-            **export_options,
-        )
+        own: dict[str, Any] = {
+            "base_dir": arguments.base_dir,
+            "run": arguments.run,
+            "mode": arguments.mode,
+            "pattern": arguments.pattern,
+            "marker": arguments.marker,
+            "ranks": ranks,
+        }
+        takes = inspect.signature(SnapshotExporter).parameters.keys() - {"root", *own}
+        known_names("export_options", export_options, takes)
+        exporter = SnapshotExporter(arguments.root, **own, **export_options)
     if ranks.rank != 0:
         return Parts(ranks, exporter, fault_of, close_ranks)
     arguments.refuse_missing_base()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import Any, Literal, Self
 
 import structlog
@@ -18,6 +17,7 @@ from evald.trainer.dispatcher.collective import Collective, guarded
 from evald.trainer.dispatcher.outcomes import Dispatched, Drained
 from evald.trainer.dispatcher.schedule import Schedule
 from evald.trainer.dispatcher.ways import Ways
+from evald.trainer.publish.names import checked_root
 from evald.trainer.shared import shared_eval
 from evald.trainer.values import AnyPath, checkpoint, step_number, wait_seconds
 
@@ -127,10 +127,15 @@ class EvalDispatcher:
             link=link,
             carrier=carrier,
         )
+        if export_options is not None and not isinstance(export_options, Mapping):
+            raise ValueError(
+                f"cannot use export_options={export_options!r}: give a dict of arguments, such as "
+                '{"dtype": "bfloat16"}'
+            )
         model = checkpoint(baseline_path)
         self._arguments = arguments = Arguments(
             schedule=self._schedule,
-            root=Path(root).absolute(),
+            root=checked_root(root).absolute(),
             base_dir=base_dir,
             run=run,
             baseline=baseline,

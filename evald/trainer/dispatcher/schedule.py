@@ -94,7 +94,12 @@ class Schedule:
     def _named(self, steps: Iterable[int]) -> frozenset[int]:
         if isinstance(steps, (str, bytes)) or not isinstance(steps, Iterable):
             raise ValueError(f"cannot use steps={steps!r}: give a list of step numbers")  # noqa: TRY004
-        named = frozenset(whole("steps", step, least=self.first_step) for step in steps)
+        named = frozenset(whole("steps", step, least=0) for step in steps)
+        if named and min(named) < self.first_step:
+            raise ValueError(
+                f"cannot evaluate step {min(named)}: with first_step={self.first_step} no step has "
+                "that number; leave it out, or correct first_step"
+            )
         last = self.last_step
         if last is not None and named and max(named) > last:
             raise ValueError(

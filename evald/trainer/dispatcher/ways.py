@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import structlog
 
 from evald.errors import EvaldError
 from evald.trainer.contract import Carrier, Link
@@ -11,6 +12,8 @@ from evald.trainer.dispatcher.courier import Courier
 from evald.trainer.dispatcher.place import Place, far_place
 from evald.trainer.links.file_link import FileLink
 from evald.trainer.values import AnyPath
+
+log = structlog.get_logger(__name__)
 
 
 class Ways(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,16 +71,24 @@ class Ways(msgspec.Struct, frozen=True, kw_only=True):
         if self.link is not None:
             return self.link
         if self.url is None:
-            return FileLink(self.place(arguments).path or arguments.root, self.results)
+            link = FileLink(self.place(arguments).path or arguments.root, self.results)
+            if link.ledger is not None and not link.ledger.parent.is_dir():
+                log.warning(
+                    "no_results_there",
+                    results=str(self.results),
+                    detail=f"there is no directory {link.ledger.parent}: no record comes from it "
+                    "until evald makes it; give the daemon's [results] dir, or leave results out",
+                )
+            return link
         from evald.trainer.links.http_link import HttpLink  # noqa: PLC0415 - one host does without
 
-        link = HttpLink(self.url, self.token, self.token_file)
+        http = HttpLink(self.url, self.token, self.token_file)
         try:
-            link.check()
+            http.check()
         except EvaldError as error:
-            link.close()
+            http.close()
             raise ValueError(str(error)) from error
-        return link
+        return http
 
     def make_courier(self, arguments: Arguments, link: Link) -> Courier | None:
         """Build the way for snapshots; None: the root is the daemon's own.

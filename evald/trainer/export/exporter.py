@@ -28,6 +28,7 @@ from evald.trainer.export.settle import settle
 from evald.trainer.export.tensors import torch_type
 from evald.trainer.failure import failure_of
 from evald.trainer.publish import check_place, sweep_leftovers
+from evald.trainer.publish.names import make_root
 from evald.trainer.ranks import Processes, current_ranks, near_ranks, separate
 from evald.trainer.values import one_of, whole
 
@@ -227,7 +228,8 @@ class SnapshotExporter:
             if ranks.rank == 0:
                 try:
                     base = BaseModel.read(self._base_dir)
-                    probe.mkdir(parents=True)
+                    make_root(root)
+                    probe.mkdir()
                     self._sweep()
                 except Exception as error:  # noqa: BLE001 - told to all ranks
                     failure = failure_of(error)

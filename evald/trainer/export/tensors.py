@@ -28,6 +28,8 @@ _HEAD = "lm_head.weight"
 #: what the header of a safetensors file calls its metadata.
 _METADATA = "__metadata__"
 #: what ``dtype`` converts; fp8 and integers stay as they are.
+#: what trainers call them.
+_SHORT_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _CONVERTIBLE = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
 
 
@@ -84,7 +86,9 @@ def target_type(own: Any, dtype: Any) -> Any:
 
 def torch_type(dtype: Any) -> Any:
     """Return the torch type that ``dtype`` names; raises ValueError with the remedy."""
-    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    found = (
+        getattr(torch, _SHORT_NAMES.get(dtype, dtype), None) if isinstance(dtype, str) else dtype
+    )
     if found is None and dtype is None:
         return None
     if found not in _CONVERTIBLE:

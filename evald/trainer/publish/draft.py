@@ -7,8 +7,8 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,6 +20,7 @@ from evald.trainer.publish.names import (
     checked_root,
     flat,
     hidden,
+    make_root,
     name_of,
     step_expression,
     with_run,
@@ -55,27 +56,35 @@ class Draft:
         self._name = name_of(pattern, step)
         self._undo = ExitStack()
         #: the hidden directory, open and locked for as long as it is written.
-        self._held = -1
+        self._held: int | None = None
+        #: the step's earlier snapshot, open and locked until this one has taken its place.
+        self._earlier: int | None = None
         #: where the files go: on the root's file system, unseen by evald.
         self.directory = hidden(self._root, self._name)
 
     def __enter__(self) -> Self:
-        self.open()
+        with ExitStack() as undo:
+            undo.callback(self.discard)
+            self.open()
+            undo.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.discard()
 
     def open(self) -> None:
-        """Make room for the step: wait until its earlier point has ended, take its marker away."""
+        """Begin, once the step's earlier point has ended; its snapshot stays until ``seal``."""
         root, target = self._root, self._root / self._name
-        root.mkdir(parents=True, exist_ok=True)
+        make_root(root)
         for leftover in root.glob(f".tmp-{flat(self._name)}.*"):
             remove_unheld(leftover, hidden(root, self._name))  # of an export that was killed
         if target.exists():
-            runs = runs_of(root, target / self._marker, self._run)
-            wait_until_ended(root, runs, self._step, self._busy_timeout_s)
-            self._take_away(target)
+            self._wait_until_ended(target)
+            self._earlier = lock(target)
+            if self._earlier is None or not is_open(target, self._earlier):
+                raise PublishError(
+                    f"cannot publish step {self._step}: another process is publishing it right now"
+                )
         self._make_directory()
 
     def seal(
@@ -99,31 +108,23 @@ class Draft:
         self._check_written(files, known or {})
         open_up(self.directory, root)
         make_parents(target, root)
-        if not is_open(self.directory, self._held):
+        if self._held is None or not is_open(self.directory, self._held):
             raise PublishError(
                 f"cannot publish step {self._step}: {self.directory} was replaced while it was "
                 "being written; let one process at a time export a step"
             )
-        try:
-            self.directory.rename(target)
-        except OSError as error:
-            if error.errno not in {errno.ENOTEMPTY, errno.EEXIST}:
-                raise
-            raise PublishError(
-                f"cannot publish step {self._step}: another process has published it meanwhile"
-            ) from error
-        self._undo.callback(self._remove, target)
-        export_s = time.monotonic() - self._started
-        manifest = with_run(
-            self._run,
-            schema=1,
-            step=self._step,
-            files=files,
-            export_s=round(export_s, 6),
-            stall_s=round(export_s if stall_s is None else stall_s, 6),
-            final=self._final,
-        )
-        write_atomically(root, target / self._marker, manifest)
+        with self._earlier_aside(target), ExitStack() as undo:
+            try:
+                self.directory.rename(target)
+            except OSError as error:
+                if error.errno not in {errno.ENOTEMPTY, errno.EEXIST}:
+                    raise
+                raise PublishError(
+                    f"cannot publish step {self._step}: another process has published it meanwhile"
+                ) from error
+            undo.callback(self._remove, target)
+            self._mark(target, files, stall_s)
+            undo.pop_all()
         self._undo.pop_all()
         self._let_go()
         return target
@@ -134,6 +135,23 @@ class Draft:
             self._undo.close()
         finally:
             self._let_go()
+
+    def _mark(self, target: Path, files: dict[str, dict[str, Any]], stall_s: float | None) -> None:
+        export_s = time.monotonic() - self._started
+        manifest = with_run(
+            self._run,
+            schema=1,
+            step=self._step,
+            files=files,
+            export_s=round(export_s, 6),
+            stall_s=round(export_s if stall_s is None else stall_s, 6),
+            final=self._final,
+        )
+        write_atomically(self._root, target / self._marker, manifest)
+
+    def _wait_until_ended(self, target: Path) -> None:
+        runs = runs_of(self._root, target / self._marker, self._run)
+        wait_until_ended(self._root, runs, self._step, self._busy_timeout_s)
 
     def _make_directory(self) -> None:
         while True:
@@ -149,20 +167,20 @@ class Draft:
                 unlock(held)
             self.directory = hidden(self._root, self._name)
 
-    def _take_away(self, target: Path) -> None:
-        """Remove the step's earlier snapshot."""
-        held = lock(target)
-        try:
-            if held is None or not is_open(target, held):
-                raise PublishError(
-                    f"cannot publish step {self._step}: another process is publishing it right now"
-                )
-            # the marker goes before the first byte of a re-export
-            (target / self._marker).unlink(missing_ok=True)
-            aside = target.rename(hidden(self._root, self._name))
-            shutil.rmtree(aside)
-        finally:
-            unlock(held)
+    @contextmanager
+    def _earlier_aside(self, target: Path) -> Iterator[None]:
+        """Hide the step's earlier snapshot; it comes back if the new one does not get there."""
+        if self._earlier is None or not is_open(target, self._earlier):
+            yield  # there was none, or evald has retired it
+            return
+        self._wait_until_ended(target)  # evald may have begun with it meanwhile
+        aside = target.rename(hidden(self._root, self._name))
+        with ExitStack() as undo:
+            undo.callback(aside.rename, target)
+            yield
+            undo.pop_all()
+        # what cannot be removed now is a leftover, for the next sweep
+        shutil.rmtree(aside, ignore_errors=True)
 
     def _check_written(
         self, files: Mapping[str, dict[str, Any]], known: Mapping[str, dict[str, Any]]
@@ -182,8 +200,10 @@ class Draft:
                 )
 
     def _let_go(self) -> None:
-        held, self._held = self._held, -1
-        unlock(held if held >= 0 else None)
+        held, self._held = self._held, None
+        earlier, self._earlier = self._earlier, None
+        unlock(held)
+        unlock(earlier)
 
     def _remove(self, directory: Path) -> None:
         """Remove a directory in which another process may still be writing."""
@@ -221,8 +241,10 @@ def publish(
 
     ``final`` marks the run's last snapshot. ``hashes`` puts a hash of each file into the manifest,
     which evald checks before an engine sees the files. ``stall_s``: how long training stood still
-    for this export; None: as long as this call. A step that was published before is replaced, once
-    evald has ended its point; that wait takes at most ``busy_timeout_s``.
+    for this export; None: as long as this call. ``root`` is made if its parent is there. A step
+    that was published before is replaced by the complete new snapshot, and stays where there is
+    none; evald must have ended its point, before and after the writing: each wait takes at most
+    ``busy_timeout_s``.
 
     Raises StillEvaluating after that wait, PublishError when ``build`` wrote no file or another
     process publishes the step at the same time, OSError (ENOSPC when the file system is full),

@@ -24,10 +24,31 @@ def check_place(root: str | os.PathLike[str], pattern: str) -> None:
 
 
 def checked_root(root: str | os.PathLike[str]) -> Path:
-    """Return the root as a path; raises ValueError for none."""
-    if not os.fspath(root):
+    """Return the root as a path; raises ValueError for what is no directory of this host."""
+    name = os.fspath(root)
+    if not name:
         raise ValueError('cannot publish: the root is ""; give the directory that evald watches')
+    if ":" in name.partition("/")[0]:
+        raise ValueError(
+            f'cannot use "{name}" as the root: it is not on this host; give a directory here, and '
+            "another host's to EvalDispatcher: its staging root as destination=, its HTTP API as "
+            "url="
+        )
     return Path(root)
+
+
+def make_root(root: Path) -> None:
+    """Make the root, but not what it lies in: a mistyped one must not come to be.
+
+    Raises PublishError for a parent that is missing.
+    """
+    try:
+        root.mkdir(exist_ok=True)
+    except FileNotFoundError as error:
+        raise PublishError(
+            f"cannot publish into {root}: there is no directory {root.parent}; give the directory "
+            "that evald watches, or make it"
+        ) from error
 
 
 def with_run(run: str | None, **content: Any) -> dict[str, Any]:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 from evald.trainer.publish.names import checked_root, flat, name_of, with_run, write_atomically
+
+#: as evald reads it: it becomes a part of metric names.
+_REASON = re.compile(r"[a-z][a-z0-9_]{0,63}")
 
 
 def skip(
@@ -21,7 +25,14 @@ def skip(
     """Tell evald that this step gets no snapshot: the point ends ``skipped`` with ``reason``.
 
     Usual reasons: ``export_failed``, ``no_space``, ``busy``. ``detail`` is one sentence for people.
+    Raises ValueError for a reason that cannot be a part of a metric's name.
     """
+    if not _REASON.fullmatch(reason):
+        raise ValueError(
+            f"cannot skip step {step} with reason={reason!r}: it becomes a part of a metric's "
+            "name; use small letters, digits and _, the first a letter, at most 64, and say the "
+            "rest in detail"
+        )
     root = checked_root(root)
     path = root / f"{flat(name_of(pattern, step))}.skip"
     return write_atomically(root, path, with_run(run, reason=reason, detail=detail))

@@ -257,6 +257,10 @@ def test_variables_that_are_not_set_are_named(yaml: Yaml, path: str, sentence: s
     ("field", "sentence"),
     [
         ("temprature: 1", "line 1: temprature: unknown key; did you mean 'temperature'? allowed"),
+        ("max_tokens: 1", "max_tokens: unknown key; did you mean 'max_response_len'? allowed"),
+        ("n: 4", "n: unknown key; did you mean 'n_samples_per_eval_prompt'? allowed"),
+        ("rm_typ: f1", "rm_typ: unknown key; did you mean 'rm_type'? allowed"),
+        ("rm_type: [f1]", "a.rm_type: expected text, got a list"),
         ("multimodal_keys: {image: i}", "multimodal_keys cannot be served: prompts are text here"),
         (
             "custom_rm_path: a.b",
@@ -294,9 +298,36 @@ def test_variables_that_are_not_set_are_named(yaml: Yaml, path: str, sentence: s
 def test_what_cannot_be_used_is_refused_in_one_sentence(
     yaml: Yaml, field: str, sentence: str
 ) -> None:
-    rm_type = "" if field.startswith("rm_type") else "rm_type: math, "
+    rm_type = "" if field.startswith("rm_typ") else "rm_type: math, "
     (problem,) = yaml.problems(f"datasets: [{{name: a, path: a, {rm_type}{field}}}]")
     assert sentence in problem
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("defaults: {rm_typ: f1}\ndatasets: {a: {path: a}, b: {path: b}}", "line 1: rm_typ: unk"),
+        ("datasets: {a: {dataset: a, rm_type: f1}}", "dataset: unknown key; did you mean 'path'?"),
+        ("datasets: [{nmae: a, path: a, rm_type: f1}]", "nmae: unknown key; did you mean 'name'?"),
+        ("datasets: {a: {path: [a], rm_type: f1}}", "a.path: expected text, got a list"),
+        ("datasets: {a: {path: a, rm_type: f1}}\ndefaults: {name: [a]}", "expected text, got a li"),
+        (
+            "datasets: {a: {path: a, custom_generate_function: a.f}}",
+            "did you mean 'custom_generate_function_path'?",
+        ),
+        (
+            "datasets: {a: {path: a, rm_typ: f1, custom_generate_function_path: a.f}}",
+            "rm_typ: unknown key; did you mean 'rm_type'?",
+        ),
+    ],
+)
+def test_a_field_with_a_fault_is_not_missing_as_well(yaml: Yaml, text: str, sentence: str) -> None:
+    (problem,) = yaml.problems(text)
+    assert sentence in problem
+
+
+def test_an_empty_field_of_others_hides_none_of_evalds(yaml: Yaml) -> None:
+    assert yaml.one("multimodal_keys: {}", defaults={"tool_key": "t"}).tool_key == "t"
 
 
 @pytest.mark.parametrize(

@@ -101,6 +101,14 @@ class Box:
 """
 
 
+SHAPES = """
+async def good(response, reference, *rest, prompt, **more): ...
+def two(response, reference): ...
+def more(response, reference, metadata, further): ...
+def twice(response, prompt, metadata): ...
+"""
+
+
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A module of graders that can be imported in this process."""
@@ -124,6 +132,25 @@ def test_a_function_of_the_users_grades(module: Path) -> None:
     assert by_python("later", module) == Grade(0.5, answer="k", reason="answer: k")
     assert by_python("asks", module).score == 1.0
     assert by_python("Box.inside", module).score == 1.0
+
+
+def test_a_function_that_cannot_be_called_is_refused_before_anything_starts(
+    make_set: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "shapes.py").write_text(SHAPES)
+
+    def fault(name: str) -> list[str]:
+        config = {"function": f"shapes:{name}", "cwd": str(tmp_path)}
+        return unready_graders([make_set("", grader="python", grader_config=config)], {})
+
+    assert fault("good") == []
+    (sentence,) = fault("two")
+    assert sentence == (
+        "eval set 'toy': grader 'python': cannot use shapes:two: it must take (response, "
+        "reference, metadata), and prompt if it wants that: too many positional arguments"
+    )
+    assert fault("more")[0].endswith("missing a required argument: 'further'")
+    assert fault("twice")[0].endswith("multiple values for argument 'prompt'")
 
 
 def test_what_a_function_raises_is_a_sentence(module: Path) -> None:

@@ -142,6 +142,12 @@ def test_empty_missing_and_unreadable_files(make_set: Any) -> None:
         "cannot read eval set 'toy': /nowhere/x.jsonl: No such file or directory; "
         "set path to a JSONL file"
     )
+    for path, meant in [
+        ("/nowhere/x.jsonl[0:10]", "/nowhere/x.jsonl@[0:10]"),
+        ("/nowhere/x.parquet[-5:]", "/nowhere/x.parquet@[-5:]"),
+    ]:
+        (problem,) = problems_of(msgspec.structs.replace(gone, path=path))
+        assert problem.endswith(f"file or directory; for some rows of a file write {meant}")
     (problem,) = problems_of(msgspec.structs.replace(gone, path="/"))
     assert "Is a directory" in problem
 

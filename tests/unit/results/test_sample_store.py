@@ -200,3 +200,13 @@ def test_damaged_samples_are_an_oserror(tmp_path: Path) -> None:
         file.read()
     with open_samples(path) as file, pytest.raises(OSError, match="is damaged"):
         list(file)
+
+
+async def test_a_point_that_cannot_be_compressed_does_not_hold_up_the_others(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path, 3)
+    for step in range(2):
+        (world.path(step).parent / "somebodys").mkdir()
+    await world.look(3)
+    assert world.stored()[2] == "gz"

@@ -170,6 +170,25 @@ async def test_a_root_may_be_a_link_itself(tmp_path: Path) -> None:
     assert root.alerts == []
 
 
+async def test_a_deletion_that_failed_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention_module, "_LEFTOVERS_S", 0.01)
+    root = Root(tmp_path / "root", keep=0)
+    root.add("step_1")
+    (root.path / ".evald").symlink_to(tmp_path)
+    await root.retire(root.path / "step_1")
+    async with asyncio.timeout(20):
+        sweeping = asyncio.create_task(root.retention.sweep_leftovers())
+        await asyncio.sleep(0.05)
+        assert root.names == {"step_1"}
+        (root.path / ".evald").unlink()
+        while root.names:
+            await asyncio.sleep(0.01)
+        sweeping.cancel()
+    assert len(root.alerts) == 1
+
+
 async def test_a_link_in_place_of_the_trash_is_refused(tmp_path: Path) -> None:
     root = Root(tmp_path / "root", keep=0)
     directory = root.add("step_1")

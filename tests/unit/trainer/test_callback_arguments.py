@@ -116,6 +116,14 @@ def test_the_base_model_is_where_the_trainers_model_came_from() -> None:
         ({"interval": 3, "reuse": True}, "multiple of save_interval=2"),
         ({"interval": 2}, "without base_dir.*reuse=True"),
         ({"interval": 2, "base_dir": "/b", "overflow": "queue"}, "overflow='queue'"),
+        ({"interval": 2, "first_step": 0}, "Trainer counts from 1; leave it out"),
+        ({"interval": 2, "num_steps": 5}, "knows its max_steps; leave it out"),
+        ({"intervall": 5}, "'intervall' in EvaldCallback.*did you mean interval"),
+        ({"interval": 2, "drain_timeout_s": "10"}, "drain_timeout_s='10': give a number"),
+        ({"interval": 2, "poll_s": "2"}, "poll_s='2': give a number"),
+        ({"interval": 2, "base_dir": "/", "export_options": ["dtype"]}, "give a dict"),
+        ({"interval": 2, "base_dir": "/", "export_options": {"dtyp": 1}}, "did you mean dtype"),
+        ({"interval": 2, "base_dir": "/", "export_options": {"mode": 1}}, "'mode' in export_opt"),
     ],
 )
 def test_arguments_that_are_wrong_show_before_the_training(

@@ -184,6 +184,12 @@ def test_refused(job: Job, settings: dict[str, Any], words: str) -> None:
         job.dispatcher(**settings)
 
 
+@pytest.mark.parametrize("root", ["http://evalnode:8008", "evalnode:/dev/shm/evald"])
+def test_a_root_on_another_host_is_refused(root: str) -> None:
+    with pytest.raises(ValueError, match="as the root: it is not on this host"):
+        EvalDispatcher(root, first_step=1, interval=1, mode="reuse")
+
+
 def test_wrong_calls_are_refused(job: Job) -> None:
     dispatcher = job.dispatcher()
     with pytest.raises(ValueError, match="step 0: with first_step=1 no step has that number"):

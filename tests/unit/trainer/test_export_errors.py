@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 
 from evald.trainer.contract import ExportError, NoSpace
 from evald.trainer.export import SnapshotExporter, export_snapshot
+from evald.trainer.export.tensors import torch_type
 
 
 @pytest.fixture(scope="module")
@@ -296,6 +297,14 @@ def test_hook_that_fails(tmp_path: Path, base: Path, mode: Any, broken: str) -> 
 def test_wrong_arguments(tmp_path: Path, options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=re.escape(sentence)):
         SnapshotExporter(tmp_path, base_dir=None, **options)
+
+
+@pytest.mark.parametrize(
+    ("short", "dtype"),
+    [("bf16", torch.bfloat16), ("fp16", torch.float16), ("fp32", torch.float32)],
+)
+def test_short_names_of_types(short: str, dtype: torch.dtype) -> None:
+    assert torch_type(short) == dtype
 
 
 def test_root_without_a_name() -> None:

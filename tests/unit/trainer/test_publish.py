@@ -8,6 +8,7 @@ import os
 import stat
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -208,26 +209,73 @@ def test_leftovers_of_a_killed_export_go_with_the_next_of_that_step(tmp_path: Pa
     assert names(tmp_path) == {"step_1", ".tmp-step_10.alive"}
 
 
-def test_again_the_stale_marker_goes_before_the_first_byte(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_again_the_old_snapshot_stays_until_the_new_one_is_complete(tmp_path: Path) -> None:
     target = publish(build, tmp_path, 1)
     (target / "old").write_text("old")
-    rename = Path.rename
-
-    def spy(self: Path, goal: Path) -> Path:
-        assert not (self / ".complete").exists()
-        return rename(self, goal)
-
-    monkeypatch.setattr(Path, "rename", spy)
 
     def again(directory: Path) -> None:
-        assert not target.exists()
         build(directory)
+        assert (target / ".complete").exists()
 
     publish(again, tmp_path, 1)
     assert names(target) == {"config.json", "model.safetensors", ".complete"}
     assert names(tmp_path) == {"step_1"}
+
+
+@pytest.mark.parametrize("again", [raise_full, lambda _: None])
+def test_again_that_fails_leaves_the_old_snapshot(
+    tmp_path: Path, again: Callable[[Path], None]
+) -> None:
+    target = publish(build, tmp_path, 1)
+    for _ in range(2):  # and nothing stays locked
+        with pytest.raises((OSError, PublishError)):
+            publish(again, tmp_path, 1)
+        assert names(target) == {"config.json", "model.safetensors", ".complete"}
+    assert names(tmp_path) == {"step_1"}
+
+
+def test_again_that_finds_no_room_for_its_marker_leaves_the_old_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = publish(build, tmp_path, 1)
+    (target / "old").write_text("old")
+    monkeypatch.setattr("evald.trainer.publish.draft.write_atomically", raise_full)
+    with pytest.raises(OSError, match="No space"):
+        publish(build, tmp_path, 1)
+    assert names(target) == {"config.json", "model.safetensors", ".complete", "old"}
+    assert names(tmp_path) == {"step_1"}
+
+
+def test_again_waits_for_a_point_that_began_while_it_was_written(tmp_path: Path) -> None:
+    target = publish(build, tmp_path, 1)
+    (target / "old").write_text("old")
+
+    def again(directory: Path) -> None:
+        build(directory)
+        write_status(tmp_path, 1, running=[{"step": 1, "run": "r"}])
+
+    with pytest.raises(StillEvaluating, match="step 1 again"):
+        publish(again, tmp_path, 1, busy_timeout_s=0.1)
+    assert {".complete", "old"} < names(target)
+
+
+@pytest.mark.parametrize("root", ["http://evalnode:8008", "evalnode:/dev/shm/evald"])
+def test_root_on_another_host(root: str) -> None:
+    with pytest.raises(ValueError, match=r"not on this host.*destination=.*url="):
+        publish(build, root, 1)
+
+
+def test_only_the_last_part_of_a_root_is_made(tmp_path: Path) -> None:
+    with pytest.raises(PublishError, match=r"there is no directory .*nope; give the directory"):
+        publish(build, tmp_path / "nope" / "evald", 1)
+    assert names(tmp_path) == set()
+
+
+@pytest.mark.parametrize("reason", ["Out Of Memory", "", "1st", "oom\n", "a" * 65])
+def test_reason_that_evald_would_not_read(tmp_path: Path, reason: str) -> None:
+    with pytest.raises(ValueError, match="small letters, digits and _"):
+        skip(tmp_path, 41, reason)
+    assert names(tmp_path) == set()
 
 
 def test_again_waits_for_the_point_and_then_gives_up(tmp_path: Path) -> None:

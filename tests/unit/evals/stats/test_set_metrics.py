@@ -89,6 +89,12 @@ def test_spread_is_over_questions_not_samples(journals: Journals) -> None:
     assert metrics["eval/s/stderr_within"] == pytest.approx(0.25**0.5 / 3)
 
 
+@pytest.mark.parametrize("n", [1, 3, 7, 10, 100, 250])
+def test_wilsons_interval_is_exact_at_its_ends(n: int) -> None:
+    assert wilson(0, n)[0] == 0.0
+    assert wilson(n, n)[1] == 1.0
+
+
 def test_right_or_wrong_questions_have_wilsons_interval(journals: Journals) -> None:
     metrics = journals.metrics([sample(q, float(q > 0)) for q in range(8)], 8)
     expected = wilson(7, 8)
