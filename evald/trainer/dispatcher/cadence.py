@@ -36,6 +36,14 @@ class Cadence:
             self._step, self.is_done = step, False
         return step
 
+    def end(self, last_step: int) -> None:
+        """Let the run end at a step; raises ValueError for one before the newest."""
+        if self._step is not None and last_step < self._step:
+            raise ValueError(
+                f"cannot end the run at step {last_step}: step {self._step} came already; give the "
+                "number of the last step"
+            )
+
     def is_due(self, step: int, *, epoch_end: bool) -> bool:
         """Tell whether the step is due; collective where the clock decides."""
         schedule = self._schedule

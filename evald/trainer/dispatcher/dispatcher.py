@@ -272,6 +272,7 @@ class EvalDispatcher:
         once every point has ended. For a run of no steps, name the step before the first.
         """
         last_step, where = step_number("last_step", last_step), checkpoint(path)
+        self._cadence.end(last_step)
         result = Dispatched("not_due", last_step)
         if self._dry_run:
             return Dispatched("dry_run", last_step)

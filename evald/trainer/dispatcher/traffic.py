@@ -66,6 +66,8 @@ class Traffic:
         self.given: set[int] = set()
         #: what became of the steps that it has skipped, and not given since.
         self.skipped: dict[int, Dispatched] = {}
+        #: why the newest step was skipped, if it was.
+        self._said = ""
         self._ending: int | None = None
         self._took_over = False
         self._compared = False
@@ -97,10 +99,11 @@ class Traffic:
     def skip(self, step: int, reason: str, detail: str) -> Dispatched:
         """Say that a step gets no snapshot; the ledger keeps what it knows of the step."""
         name, points = Name(Kind.STEP, step), self.node.points
-        expected = reason in {SkipReason.BUSY, SkipReason.UNHEALTHY}
-        (log.info if expected else log.warning)(
-            "point_skipped", step=step, reason=reason, detail=detail
-        )
+        tell = log.warning
+        if reason in {SkipReason.BUSY, SkipReason.UNHEALTHY}:
+            tell = log.debug if reason == self._said else log.info
+        self._said = reason
+        tell("point_skipped", step=step, reason=reason, detail=detail)
         self.given.discard(step)
         if not (points.is_known(name) or points.is_pending(name) or points.is_skipped(name)):
             self._outbox.skip(step, reason, detail, run=self.run())
@@ -147,6 +150,7 @@ class Traffic:
         self.node.points.drop(Name(Kind.STEP, step), now_s=self._monotonic(), size_bytes=size_bytes)
         self.given.add(step)
         self.skipped.pop(step, None)
+        self._said = ""
         self._reused.discard(step)
 
     def export_ended(self, step: int, path: Path) -> None:
@@ -241,7 +245,8 @@ class Traffic:
         # what is still in this process needs no daemon
         self.wait(lambda: self.idle or cut_off(), left_s(), for_daemon=False)
         self.look(urgent=True)
-        pulse.give_time()  # it may be starting again
+        if pulse.seen:
+            pulse.give_time()  # it may be starting again
 
         def is_done() -> bool:
             return self.idle and not points.missing()

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import structlog
 from dispatch_rig import Job, Untouchable
 
 from evald.point import Outcome
@@ -132,6 +133,39 @@ def test_finish_without_weights_says_what_is_missing(job: Job) -> None:
         "the run ended at step 17, and finish() was not given its weights"
     )
     assert "run.end" in job.words()
+
+
+def test_the_last_step_is_none_before_the_newest(job: Job) -> None:
+    dispatcher = job.dispatcher(interval=5)
+    dispatcher.maybe_dispatch(5, "w5")
+    dispatcher.maybe_dispatch(7, Untouchable())
+    with pytest.raises(ValueError, match="cannot end the run at step 3: step 7 came already"):
+        dispatcher.finish(3, "w3")
+    assert "run.end" not in job.words()
+
+
+def test_a_reason_is_said_once_until_a_step_is_taken(job: Job) -> None:
+    job.daemon.beat()
+    dispatcher = job.dispatcher(max_in_flight=1)
+    with structlog.testing.capture_logs() as logs:
+        for step in range(1, 5):
+            dispatcher.maybe_dispatch(step, f"w{step}")
+        job.daemon.turn()
+        job.daemon.turn()
+        for step in range(5, 8):
+            dispatcher.maybe_dispatch(step, f"w{step}")
+    said = [(one["step"], one["log_level"]) for one in logs if one["event"] == "point_skipped"]
+    levels = ["info", "debug", "debug", "info", "debug"]
+    assert said == list(zip([2, 3, 4, 6, 7], levels, strict=True))
+
+
+def test_nobody_waits_at_the_end_for_a_daemon_that_never_was(job: Job) -> None:
+    dispatcher = job.dispatcher()
+    dispatcher.maybe_dispatch(1, "w1")
+    began_s = job.clock.now_s
+    dispatcher.finish(1)
+    assert not dispatcher.drain(1000)
+    assert job.clock.now_s - began_s < 12
 
 
 @pytest.mark.parametrize("overflow", ["skip", "backpressure"])
