@@ -20,10 +20,10 @@ eval:
     top_p: 0.7
   datasets:
     - name: aime
-      path: /root/aime-2024/aime-2024.jsonl
+      path: /data/aime-2024/aime-2024.jsonl
       rm_type: deepscaler
     - name: gpqa
-      path: /root/gpqa/gpqa_eval.parquet@[0:100]
+      path: /data/gpqa/gpqa_eval.parquet@[0:100]
       rm_type: gpqa
       temperature: 1
 """
@@ -67,10 +67,10 @@ def yaml(tmp_path: Path) -> Yaml:
 
 def test_a_file_as_people_have_it(yaml: Yaml) -> None:
     aime, gpqa = yaml.load(SHIPPED_STYLE).eval
-    assert (aime.name, aime.path) == ("aime", "/root/aime-2024/aime-2024.jsonl")
+    assert (aime.name, aime.path) == ("aime", "/data/aime-2024/aime-2024.jsonl")
     assert (aime.grader, aime.thinking) == ("boxed_math", True)
     assert (aime.n_samples_per_eval_prompt, aime.max_response_len, aime.top_p) == (16, 16384, 0.7)
-    assert gpqa.path == "/root/gpqa/gpqa_eval.parquet@[0:100]"
+    assert gpqa.path == "/data/gpqa/gpqa_eval.parquet@[0:100]"
     assert (gpqa.grader, gpqa.choices, gpqa.temperature) == ("choice", "ABCDEFGHIJ", 1.0)
 
 
