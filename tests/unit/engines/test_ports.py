@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import collections
 import random
 
 import pytest
@@ -7,6 +8,12 @@ import pytest
 from evald.engines import ports
 from evald.engines.ports import free_port, port_range
 from evald.errors import EvaldError
+
+
+@pytest.fixture(autouse=True)
+def nobody_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget what other tests of this process were handed."""
+    monkeypatch.setattr(ports, "_recent", collections.deque(maxlen=ports.RECENT))
 
 
 def test_range_lies_outside_of_the_ephemeral_ports() -> None:
