@@ -159,13 +159,13 @@ def test_a_reason_is_said_once_until_a_step_is_taken(job: Job) -> None:
     assert said == list(zip([2, 3, 4, 6, 7], levels, strict=True))
 
 
-def test_nobody_waits_at_the_end_for_a_daemon_that_never_was(job: Job) -> None:
-    dispatcher = job.dispatcher()
+def test_a_daemon_that_never_was_is_waited_for_once(job: Job) -> None:
+    dispatcher = job.dispatcher(max_in_flight=1)
     dispatcher.maybe_dispatch(1, "w1")
     began_s = job.clock.now_s
-    dispatcher.finish(1)
+    assert dispatcher.finish(2, "w2").action == "published"
     assert not dispatcher.drain(1000)
-    assert job.clock.now_s - began_s < 12
+    assert job.clock.now_s - began_s == pytest.approx(10, abs=1.5)
 
 
 @pytest.mark.parametrize("overflow", ["skip", "backpressure"])
