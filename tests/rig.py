@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +75,17 @@ def until(condition: Callable[[], Any], what: str, timeout_s: float = 30.0) -> A
             return value
         time.sleep(0.02)
     raise AssertionError(f"not within {timeout_s:g} s: {what}")
+
+
+def ask(path: Path, what: str) -> bytes:
+    """GET over a unix socket; the body. Raises OSError or HTTPException."""
+    connection = http.client.HTTPConnection("localhost", timeout=5)
+    with closing(connection):
+        connection.sock = socket.socket(socket.AF_UNIX)
+        connection.sock.settimeout(5)
+        connection.sock.connect(os.fspath(path))
+        connection.request("GET", what)
+        return connection.getresponse().read()
 
 
 class Rig:
@@ -147,14 +160,14 @@ class Rig:
         return (self.work / f"evald.{self._starts}.log").read_text()
 
     def status(self) -> dict[str, Any]:
-        """Read status.json of the running daemon; empty while there is none."""
-        path = self.root / ".evald" / "status.json"
-        if not path.exists():  # a root that evald does not own
-            path = self.results.with_name("status.json")
+        """Ask the running daemon; empty while there is none. Not its file: that is a second old."""
         daemon = self.daemon
-        if daemon is None or not path.exists():
+        if daemon is None:
             return {}
-        status: dict[str, Any] = json.loads(path.read_bytes())
+        try:
+            status: dict[str, Any] = json.loads(ask(self.work / "evald.sock", "/status"))
+        except (OSError, http.client.HTTPException):  # not yet, no more, or not at the moment
+            return {}
         return status if status["pid"] == daemon.pid else {}
 
     def state(self) -> str | None:

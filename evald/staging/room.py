@@ -20,8 +20,13 @@ class Room:
     def __init__(self, config: Staging) -> None:
         self._config = config
         self._sizes: dict[Path, int] = {}
-        #: of the root's file system, by the last scan.
-        self.free_bytes = 0
+        #: of the root's file system, by the last scan; before the first one, of where it will be:
+        #: a trainer that asks a daemon that has just started must not be told that all is full.
+        root = Path(config.root)
+        known = (_free_bytes(str(place)) for place in (root, *root.parents))
+        self.free_bytes = next((free for free in known if free is not None), 0)
+        #: its size; 0: not scanned yet, or away.
+        self.total_bytes = 0
 
     @property
     def used_bytes(self) -> int:
@@ -42,6 +47,7 @@ class Room:
             root=self._config.root,
             used_bytes=self.used_bytes,
             free_bytes=self.free_bytes,
+            total_bytes=self.total_bytes,
             snapshots=snapshots,
             max_bytes=self._config.max_bytes,
             min_free_bytes=self._config.min_free_bytes,

@@ -68,6 +68,9 @@ class World:
         self._trainer: subprocess.Popen[bytes] | None = None
         self._trained = False
         self._first = 0
+        #: where the trainer's newest life began, and its first life since the last reboot.
+        self._began = 0
+        self._since_life = 0
         self._due: list[tuple[float, Callable[[], None]]] = []
         self._rng = random.Random(plan.seed + 1)  # noqa: S311 - a schedule, no secret
 
@@ -154,6 +157,7 @@ class World:
         ended = {point.step for point in self.points()}
         lost = [line["number"] for line in done if line["step"] not in known | ended]
         self._first = min([*lost, self._first])
+        self._since_life = self.lives["trainer"]
         self._trained = False
         self.places.lose_root()
         for name in ("clock", "disk"):
@@ -271,14 +275,20 @@ class World:
         return self._start("daemon", ["chaos.daemon", str(self.config), *words])
 
     def _start_trainer(self) -> subprocess.Popen[bytes]:
-        done = [line["number"] for line in self.told() if line["state"] != "begin"]
+        # what was done before a reboot may have been lost in it
+        done = [
+            line["number"]
+            for line in self.told()
+            if line["state"] != "begin" and line["life"] >= self._since_life
+        ]
         life = self.lives["trainer"]
         if life and self._first == len(self.plan.actions):
-            first = max(done, default=-1) + 1 - self._rng.randint(0, 4)
+            first = max([*done, self._began - 1]) + 1 - self._rng.randint(0, 4)
             self._first = min(max(first, 0), len(self.plan.actions) - 1)
         elif not life:
             self._first = 0
         first, self._first = self._first, len(self.plan.actions)
+        self._began = first
         self.lives["trainer"] += 1
         places = self.places
         paths = [self._plan_file, places.root, places.outside, self.progress]

@@ -14,11 +14,21 @@ from evald.testing import hostile_answers
 BENCH = Path(__file__).parents[2] / "bench" / "hostile_answers.py"
 
 
+#: s for one answer: short where some use it up, long where none does, however slow the machine.
+TIMEOUT_S = {"boxed_math": "0.4", "choice": "20"}
+
+
+@pytest.fixture(scope="module", params=list(TIMEOUT_S))
+def grader(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
 @pytest.fixture(scope="module")
-def figures() -> dict[str, Any]:
+def figures(grader: str) -> dict[str, Any]:
     """What the bench prints: the real evaluator, with thirty hostile and ten good answers a set."""
     done = subprocess.run(
-        [sys.executable, BENCH, "--timeout", "0.4", "--graders", "boxed_math", "choice"],
+        [sys.executable, BENCH, "--timeout", TIMEOUT_S[grader], "--graders", grader],
         capture_output=True,
         text=True,
         check=True,
@@ -29,7 +39,6 @@ def figures() -> dict[str, Any]:
     return figures
 
 
-@pytest.mark.parametrize("grader", ["boxed_math", "choice"])
 def test_hostile_answers_cost_themselves_and_nothing_else(
     figures: dict[str, Any], grader: str
 ) -> None:

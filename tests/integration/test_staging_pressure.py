@@ -65,7 +65,7 @@ def test_what_changes_behind_its_marker_is_the_next_revision(tmp_path: Path, slo
     with rig(tmp_path, python=slow, staging="keep = 0") as r:
         r.start()
         drop(r, "step_1")
-        until(lambda: r.status().get("running"), "it is measured")
+        until(lambda: [p["state"] for p in r.status()["running"]] == ["evaluating"], "it runs")
         other = write_snapshot(tmp_path / "other", seed=1, answer=3)
         shutil.copy(other / "model.safetensors", r.root / "step_1")
         first, second = r.point(1), r.point(1, revision=1)
@@ -142,11 +142,13 @@ def test_the_best_one_stays_also_when_the_daemon_is_killed_over_it(
         assert not [record for record in r.records() if isinstance(record, Alert)]
 
 
-def test_a_best_one_that_finds_no_place_is_an_alert(tmp_path: Path, quick: Path) -> None:
-    with rig(tmp_path, python=quick, tables=best_table(tmp_path)) as r:
-        r.start()
-        (tmp_path / "best").write_text("a file in its place")
-        drop(r, "step_1")
+def test_a_best_one_that_finds_no_place_stays_until_it_does(tmp_path: Path, quick: Path) -> None:
+    with rig(tmp_path, python=quick, staging="keep = 0", tables=best_table(tmp_path)) as r:
+        daemon = r.start()
+        place = tmp_path / "best" / "t"
+        place.parent.mkdir()
+        place.write_text("a file in its place")
+        drop(r, "step_1", answer=7)
         assert r.point(1).reason == ""
 
         def alerts() -> list[str]:
@@ -154,5 +156,16 @@ def test_a_best_one_that_finds_no_place_is_an_alert(tmp_path: Path, quick: Path)
 
         until(alerts, "the alert")
         assert "cannot keep" in alerts()[0]
-        drop(r, "step_2")
+        drop(r, "step_2", answer=3)
         assert r.point(2).reason == ""
+        until(lambda: not (r.root / "step_2").exists(), "the worse one is deleted")
+        daemon.send_signal(signal.SIGKILL)
+        daemon.wait(10)
+        r.start()
+        drop(r, "step_3", answer=3)
+        assert r.point(3).reason == ""
+        until(lambda: not (r.root / "step_3").exists(), "another worse one is deleted")
+        assert (r.root / "step_1").exists()
+        place.unlink()
+        until(lambda: not (r.root / "step_1").exists(), "it is copied, and only then deleted")
+        assert (place / "best").readlink() == Path("step_1.r0")

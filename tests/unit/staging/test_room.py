@@ -33,3 +33,9 @@ async def test_what_must_stay_free_stays_free(tmp_path: Path) -> None:
     assert sentence is not None
     assert "under staging.min_free_bytes" in sentence
     assert await Room(staging(tmp_path / "away", min_free_bytes=1)).shortage() is None
+
+
+def test_before_the_first_scan_the_place_of_the_root_is_asked(tmp_path: Path) -> None:
+    """A trainer that asked a daemon that had just started was told of 0 bytes free."""
+    assert Room(staging(tmp_path)).view(0).free_bytes > 0
+    assert Room(staging(tmp_path / "not" / "yet")).view(0).free_bytes > 0
