@@ -25,7 +25,8 @@ _COMMANDS = {
     "ctl": "retry, skip or abort a step, pause, resume, drain, restart or release an engine",
     "regrade": "grade stored samples again, without a GPU, as new revisions",
     "push": "bring a finished snapshot directory to an eval node, checked there, marker last",
-    "tail": "follow the ledger, one JSON record a line",
+    "tail": "follow the ledger, one JSON record a line, or into W&B or TensorBoard (--to)",
+    "report": "write curves, tables and some samples of a ledger into one HTML file",
     "wait": "wait until exactly N points have ended",
     "demo": "show the main job on this machine: training, snapshots, a curve",
 }

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from evald.config_alerts import AlertRule, Webhook
 from evald.config_sets import Aggregate, Defaults, EvalSet
 from evald.config_types import (
     Count,
@@ -27,6 +28,7 @@ from evald.config_types import (
 
 __all__ = [
     "Aggregate",
+    "AlertRule",
     "Attached",
     "BlackBox",
     "Config",
@@ -43,6 +45,7 @@ __all__ = [
     "Staging",
     "Status",
     "Table",
+    "Webhook",
 ]
 
 
@@ -89,7 +92,8 @@ class Dispatch(Table, frozen=True, kw_only=True):
     max_in_flight: Positive = 2
     #: what happens to a snapshot beyond max_in_flight.
     overflow: Literal["backpressure", "skip", "latest"] = "backpressure"
-    #: from the moment the point holds the engines.
+    #: from the moment the point holds the engines; what it has had of them before the daemon was
+    #: killed or stopped counts, and so it does for the deadlines of sets.
     point_deadline_s: Seconds = 7200.0
     #: from the moment the request is sent, retries included.
     sample_timeout_s: Seconds = 600.0
@@ -130,7 +134,11 @@ class Results(Table, frozen=True, kw_only=True):
 
 
 class KeepBest(Table, frozen=True, kw_only=True):
-    """The best snapshot of each run is copied before it is given up."""
+    """The best snapshot of each run is copied before it is given up.
+
+    One that cannot be copied (no room) stays in the staging root, beside ``staging.keep`` others,
+    and is tried again, until it is copied or a better one has been measured.
+    """
 
     #: metric of a point's record, such as "eval/aime".
     metric: Text
@@ -312,6 +320,8 @@ class Config(Table, frozen=True, kw_only=True):
 
     #: run id for snapshots that name none.
     run: Name = "run"
+    #: least severe events that are logged; ``evald run --log-level`` wins.
+    log_level: Literal["debug", "info", "warning"] = "info"
     staging: Staging
     dispatch: Dispatch = msgspec.field(default_factory=Dispatch)
     results: Results
@@ -330,6 +340,9 @@ class Config(Table, frozen=True, kw_only=True):
     #: what is measured; empty for a black box, which knows by itself.
     eval: list[EvalSet] = []
     aggregate: list[Aggregate] = []
+    #: what a person is told of, and where else than in ledger and log (None: nowhere).
+    alert: list[AlertRule] = []
+    webhook: Webhook | None = None
 
     @property
     def results_file(self) -> Path:

@@ -6,6 +6,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from evald.config import Attached, BlackBox, Config, EvalSet, Fleet, Inherit, Shared
+from evald.config_check_alerts import check_alerts
 from evald.results.records import is_own_metric
 
 
@@ -48,7 +49,7 @@ def cross_check(config: Config, places: list[str]) -> list[str]:
         problems += [f"{key}.{sentence}" for sentence in _check_set(eval_set, config)]
         if eval_set.kind in {"generate", "custom"}:
             problems += [f"{key}.{sentence}" for sentence in check_grader(eval_set)]
-    return problems + _check_aggregates(config, set(names))
+    return problems + _check_aggregates(config, set(names)) + check_alerts(config)
 
 
 def _check_aggregates(config: Config, sets: set[str]) -> list[str]:

@@ -61,6 +61,10 @@ def resolve_paths(config: Config, base: Path) -> Config:
         token_file=absolute(token) if token else token,
     )
 
+    if (webhook := config.webhook) is not None:
+        secrets = {"url_file": webhook.url_file, "token_file": webhook.token_file}
+        found = {name: absolute(path) for name, path in secrets.items() if path}
+        config = replace(config, webhook=replace(webhook, **found))
     if config.keep_best is not None:
         best = replace(config.keep_best, dir=absolute(config.keep_best.dir))
         config = replace(config, keep_best=best)

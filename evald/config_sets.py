@@ -83,7 +83,8 @@ class Defaults(Table, frozen=True, kw_only=True):
     #: k of pass@k, for scores of 0 and 1; empty: 1, 2, 4, ... up to n_samples_per_eval_prompt.
     #: Kinds that ask once have none.
     pass_k: list[Positive] = []
-    #: the whole set, from its first request; None: the point's deadline alone.
+    #: the whole set, from its first request (like point_deadline_s over all lives of the daemon);
+    #: None: the point's deadline alone.
     set_deadline_s: Seconds | None = None
     #: the last samples of a set: "wait" for them until a deadline, or "cut" them off at what comes
     #: first of cut_at_share and cut_after_s. What is cut off is aborted at the engines, never

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import time
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 
+import msgspec
 import structlog
 import xxhash
 
 from evald import __version__
+from evald.alerts.build import build_alerts, build_rules
 from evald.baseline import baseline_point
 from evald.config import Config
 from evald.config_load import dump_config
@@ -22,6 +25,7 @@ from evald.dispatch import Dispatcher
 from evald.engines.log_sizes import keep_logs_short
 from evald.errors import EvaldError
 from evald.evals.grading import make_workers
+from evald.evals.sets import LoadedSet
 from evald.measure import Measure
 from evald.operations import Operations
 from evald.point import EvalPoint
@@ -29,26 +33,35 @@ from evald.postures.build import build_posture
 from evald.postures.contract import Posture
 from evald.preflight import Preflight
 from evald.prompt_check import Job, check_prompts_apart
+from evald.pulse import Pulse
 from evald.regrade.regrader import Regrader
 from evald.regrade.service import RegradeService
+from evald.reload import Reload
+from evald.results.disk import Disk
 from evald.results.ledger import Ledger
 from evald.results.records import Alert
 from evald.results.sample_store import SampleStore
+from evald.results.time_used import TimeUsed
 from evald.run_ends import RunEnds
 from evald.staging.best import BestKeeper
 from evald.staging.intake import Intake
 from evald.staging.retention import Retention
 from evald.status.board import Board
+from evald.status.herald import Herald
 from evald.status.listen import tcp_listener
-from evald.status.notify import notify
+from evald.status.metrics import Metrics
+from evald.status.sample_pages import AskedQuestion
 from evald.status.server import StatusServer, socket_path
 from evald.status.view import StatusView
+from evald.status.watchdog import DEFAULT_WITHIN_S, Watchdog, watchdog_s
 from evald.text import one_line
 
 log = structlog.get_logger(__name__)
 
 #: more than ever work at the same time beside one for each point in flight; most stay unmade.
 _THREADS = 24
+#: what a stop takes beside the drain: engines and other processes end.
+_TAKE_DOWN_S = 120.0
 #: processes that grade stored samples again: points that run need the others.
 _REGRADE_WORKERS = 2
 
@@ -58,10 +71,23 @@ class _Stopped(Exception):
 
 
 class Daemon:
-    """One eval node: staging in, engines beside, ledger out."""
+    """One eval node: staging in, engines beside, ledger out.
 
-    def __init__(self, config: Config, checked: Preflight, *, exit_on_run_end: bool) -> None:
+    ``read`` gives the config of now, for a reload, and ``set_log_level`` puts its level to use.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        checked: Preflight,
+        *,
+        exit_on_run_end: bool,
+        read: Callable[[], Config],
+        set_log_level: Callable[[str], None],
+    ) -> None:
         self._config = config
+        self._read = read
+        self._set_log_level = set_log_level
         self._checked = checked
         self._exit_on_run_end = exit_on_run_end
         self._stop = asyncio.Event()
@@ -83,12 +109,18 @@ class Daemon:
         )
         asyncio.get_running_loop().set_default_executor(threads)
         async with AsyncExitStack() as stack:
-            ledger = Ledger.open(config.results)
+            self._metrics = Metrics(self.view)
+            ledger = Ledger.open(config.results, on_record=self._metrics.note)
             stack.callback(ledger.close)
             posture = build_posture(config, self._checked, ledger.index, ledger.pause)
             stack.push_async_callback(posture.close)
             retention = self._retention(stack)
-            measure = Measure(config.dispatch, posture=posture, marker=config.staging.marker)
+            measure = Measure(
+                config.dispatch,
+                posture=posture,
+                marker=config.staging.marker,
+                time_used=TimeUsed(config.results, index=ledger.index, pause=ledger.pause),
+            )
             stack.callback(measure.close)
             self._build(ledger, posture, retention, measure)
             stack.callback(self._samples.close)
@@ -98,6 +130,8 @@ class Daemon:
                 results_file=config.results_file,
                 newest_seq=lambda: ledger.last_seq,
                 tcp=tcp_listener(config.status, self._checked.environ),
+                metrics=self._metrics.exposition,
+                find_question=self._find_question,
                 operate=Operations(
                     run=config.run,
                     dispatcher=self._dispatcher,
@@ -107,13 +141,13 @@ class Daemon:
                     next_key=self._intake.take_revision,
                     regrades=self._regrades,
                     stop=self._stop.set,
+                    reload=self._reload,
                 ),
             )
             await self._server.start()
             stack.push_async_callback(self._server.close)
-            board = Board(config, view=self.next_view)
             stack.enter_context(self._signals())
-            await self._serve(posture, board)
+            await self._serve(posture)
 
     def _retention(self, stack: AsyncExitStack) -> Retention:
         config, best = self._config, None
@@ -156,10 +190,11 @@ class Daemon:
         self._samples = SampleStore(
             config.results, index=ledger.index, is_open=self._dispatcher.is_open
         )
+        self._disk = Disk(Path(config.results.dir), self._samples)
         self._regrades = RegradeService(
             lambda: Regrader(
                 self._checked.sets,
-                config=config,
+                config=self._config,
                 ledger=ledger,
                 next_key=self._intake.take_revision,
                 is_open=self._dispatcher.is_open,
@@ -168,7 +203,38 @@ class Daemon:
             )
         )
 
-    async def _serve(self, posture: Posture, board: Board) -> None:
+        self._board = Board(config, view=self.next_view)
+        self._alerts = build_alerts(config, self._checked.environ, ledger=ledger, view=self.view)
+        self._build_watch()
+
+    def _build_watch(self) -> None:
+        """Build what looks after the daemon itself, with systemd and without."""
+        environ, self._logs_pulse = self._checked.environ, Pulse("logs")
+        limit_s = watchdog_s(environ, os.getpid())
+        watchdog = Watchdog(
+            self._pulses,
+            excuse=lambda: self._ledger.pause.why,
+            within_s=limit_s / 2 if limit_s else DEFAULT_WITHIN_S,
+        )
+        self._herald = Herald(self.view, watchdog=watchdog, watchdog_s=limit_s)
+        self._reload = Reload(
+            self._config,
+            self._checked.sets,
+            read=self._read,
+            use=self._use,
+            announced=self._herald.reloading,
+            index=self._ledger.index,
+            environ=environ,
+            context_len=self._checked.context_len,
+        )
+
+    def _pulses(self) -> list[Pulse]:
+        parts = (self._intake, self._samples, self._board, self._alerts, self._disk, self._regrades)
+        mine = [part.pulse for part in parts]
+        mine += [self._logs_pulse, self._metrics.loop_lag.pulse]
+        return [*mine, *self._dispatcher.pulses(), *self._posture.pulses()]
+
+    async def _serve(self, posture: Posture) -> None:
         try:
             async with asyncio.TaskGroup() as root:
                 for name, work in (
@@ -177,9 +243,13 @@ class Daemon:
                     ("dispatch", self._dispatcher.run()),
                     ("regrade", self._regrades.run()),
                     ("samples", self._samples.run()),
-                    ("logs", keep_logs_short(Path(self._config.results.dir))),
-                    ("status", board.run()),
+                    ("disk", self._disk.run()),
+                    ("loop lag", self._metrics.loop_lag.run()),
+                    ("alerts", self._alerts.run()),
+                    ("logs", keep_logs_short(Path(self._config.results.dir), self._logs_pulse)),
+                    ("status", self._board.run()),
                     ("ready", self._announce()),
+                    ("reload", self._reload.run()),
                 ):
                     root.create_task(_forever(name, work), name=name)
                 root.create_task(self._check_prompts(), name="prompts")
@@ -191,11 +261,18 @@ class Daemon:
         """Tell systemd once the watch is armed, then keep its watchdog fed."""
         await self._intake.armed.wait()
         self._state = "serving"
-        notify("READY=1")
         log.info("ready", root=self._config.staging.root)
-        while True:
-            notify(f"WATCHDOG=1\nSTATUS={self._status_line()}")
-            await asyncio.sleep(5.0)
+        await self._herald.run()
+
+    async def _use(self, config: Config, sets: list[LoadedSet]) -> None:
+        """Take over what a reload has found to be good."""
+        self._set_log_level(config.log_level)
+        log.info("config_resolved", config=dump_config(config))
+        self._alerts.use(build_rules(config))
+        changed = sets is not self._checked.sets
+        self._config, self._checked = config, msgspec.structs.replace(self._checked, sets=sets)
+        if changed:
+            await self._posture.use(sets, config.aggregate)
 
     async def _check_prompts(self) -> None:
         """Look at all prompts while the engines start; a set without any that works stops us."""
@@ -207,15 +284,14 @@ class Daemon:
         for note in await check_prompts_apart(job):
             log.warning("prompts", note=note)
 
-    def _status_line(self) -> str:
-        queued, running = self._dispatcher.view()
-        serving = sum(e.state == "serving" for e in self._posture.engines())
-        why = self._ledger.pause.why
-        state = f"{self._shown_state()} ({why})" if why else self._shown_state()
-        return (
-            f"{state}; engines {serving}/{len(self._posture.engines())} serving; "
-            f"{len(running)} running, {len(queued)} queued"
-        )
+    def _find_question(self, set_name: str, question: str) -> AskedQuestion | None:
+        """Find what a stored sample was asked, for people who look at it."""
+        for loaded in self._checked.sets:
+            if loaded.name == set_name:
+                for one in loaded.questions:
+                    if one.id == question:
+                        return AskedQuestion(one, loaded.data_digest)
+        return None
 
     def _shown_state(self) -> str:
         paused = self._dispatcher.paused or self._ledger.pause.why
@@ -223,7 +299,9 @@ class Daemon:
 
     async def _alert(self, name: str, detail: str) -> None:
         run = self._config.run
-        record_id = f"{run}/alert/{name}/{xxhash.xxh3_64_hexdigest(detail.encode())}"
+        # (a name in it may not be UTF-8)
+        about = xxhash.xxh3_64_hexdigest(detail.encode(errors="backslashreplace"))
+        record_id = f"{run}/alert/{name}/{about}"
         await self._ledger.append(
             Alert(run=run, step=0, record_id=record_id, name=name, detail=one_line(detail))
         )
@@ -243,7 +321,7 @@ class Daemon:
     async def _until_stopped(self) -> None:
         await self._stop.wait()
         self._state = "draining"
-        notify("STOPPING=1")
+        self._herald.stopping(self._config.dispatch.drain_timeout_s + _TAKE_DOWN_S)
         drained = asyncio.create_task(
             self._dispatcher.drain(self._config.dispatch.drain_timeout_s), name="drain"
         )
@@ -255,20 +333,30 @@ class Daemon:
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """First SIGTERM or SIGINT drains, the second forces; handlers are removed at the end."""
-        loop = asyncio.get_running_loop()
+        """First SIGTERM or SIGINT drains, the second forces; SIGHUP reloads the config.
 
-        def on_signal(name: str) -> None:
+        At a terminal SIGHUP says that it is gone, which is a SIGTERM. Handlers are removed at the
+        end.
+        """
+        loop = asyncio.get_running_loop()
+        at_terminal = sys.stderr.isatty()
+        numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+        def on_signal(number: signal.Signals) -> None:
+            if number is signal.SIGHUP and not at_terminal:
+                log.info("signal", name=number.name, effect="reload")
+                self._reload.ask()
+                return
             again = self._stop.is_set()
-            log.info("signal", name=name, effect="force" if again else "drain")
+            log.info("signal", name=number.name, effect="force" if again else "drain")
             (self._force if again else self._stop).set()
 
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, on_signal, number.name)
+        for number in numbers:
+            loop.add_signal_handler(number, on_signal, number)
         try:
             yield
         finally:
-            for number in (signal.SIGTERM, signal.SIGINT):
+            for number in numbers:
                 loop.remove_signal_handler(number)
 
     def next_view(self) -> StatusView:
@@ -287,6 +375,7 @@ class Daemon:
             uptime_s=round(time.monotonic() - self._started, 3),
             state=self._shown_state(),
             not_written=self._ledger.pause.why,
+            config_fault=self._reload.fault,
             run=self._config.run,
             results=str(self._config.results_file),
             cap=self._config.dispatch.max_in_flight,
@@ -295,6 +384,8 @@ class Daemon:
             ended=self._ledger.index.outcome_counts(),
             engines=self._posture.engines(),
             staging=self._intake.view(),
+            disk=self._disk.view(),
+            lag_steps=self._ledger.index.lag_steps(),
             regrades=self._regrades.views(),
             last_seq=self._ledger.last_seq,
             listen=self._server.listen,

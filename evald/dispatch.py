@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from evald.errors import EvaldError
 from evald.judge import skipped_record
 from evald.measure import Measure
 from evald.point import EvalPoint, Kind, Outcome, PointKey, SkipReason, Snapshot
+from evald.pulse import Pulse
 from evald.results.ledger import Ledger
 from evald.results.records import Accepted, PointRecord, SetRecord
 from evald.run_ends import RunEnds
@@ -26,6 +28,9 @@ log = structlog.get_logger(__name__)
 
 #: a run that is ending, and a disk that was full, is looked at this often without an event.
 _LOOK_AGAIN_S = 1.0
+_LOOK_ANYWAY_S = 5.0
+#: what a point may take beyond its deadline: the last grades, statistics, records, deletions.
+_SLACK_S = 1800.0
 
 
 class _Entry(msgspec.Struct):
@@ -36,6 +41,7 @@ class _Entry(msgspec.Struct):
     since: float
     #: the loop's time of its acceptance.
     accepted: float
+    pulse: Pulse
     work: asyncio.Task[PointRecord] | None = None
     #: why an operator ended it.
     aborted: str = ""
@@ -84,6 +90,7 @@ class Dispatcher:
         self._draining = False
         #: an operator holds back what queues.
         self.paused = False
+        self._pulse = Pulse("dispatch")
 
     # --- what staging offers -------------------------------------------------------------------
 
@@ -138,7 +145,7 @@ class Dispatcher:
         latest = self._config.overflow == "latest" and key.kind is Kind.STEP
         superseded = self._supersede_queued(point) if latest else []
         now = asyncio.get_running_loop().time()
-        self._queue[key] = _Entry(point, "queued", now, now)
+        self._queue[key] = _Entry(point, "queued", now, now, Pulse(str(key)))
         return superseded
 
     async def _refusal(self, snapshot: Snapshot) -> tuple[SkipReason, str] | None:
@@ -228,6 +235,7 @@ class Dispatcher:
         """Start points as there is room; never returns."""
         async with asyncio.TaskGroup() as points:
             while True:
+                self._pulse.beat()
                 self._start_points(points)
                 await self._run_ends.settle()
                 if not self._running:
@@ -235,7 +243,7 @@ class Dispatcher:
                 self._wake.clear()
                 looks = self._run_ends.waiting or self._ledger.pause.why
                 try:
-                    async with asyncio.timeout(_LOOK_AGAIN_S if looks else None):
+                    async with asyncio.timeout(_LOOK_AGAIN_S if looks else _LOOK_ANYWAY_S):
                         await self._wake.wait()
                 except TimeoutError:
                     continue
@@ -270,9 +278,11 @@ class Dispatcher:
     async def _live(self, entry: _Entry, turn: asyncio.Event) -> None:
         point, key = entry.point, entry.point.key
         clock = asyncio.get_running_loop().time
+        limit_s = self._config.point_deadline_s + _SLACK_S
 
         def on_state(state: str) -> None:
             entry.state, entry.since = state, clock()
+            entry.pulse.rest(state, math.inf if state == "waiting" else limit_s)
             log.info("point_state", point=str(key), state=state)
 
         entry.work = asyncio.create_task(
@@ -316,11 +326,8 @@ class Dispatcher:
 
     async def _record(self, record: PointRecord) -> None:
         index = self._ledger.index
-        if record.outcome is Outcome.SKIPPED:
-            state = index.get(PointKey(record.run, record.step, record.revision, record.kind))
-            # also those of an earlier life of the daemon
-            record.void_sets = list(state.set_ids) if state else []
-        elif record.kind is Kind.STEP:
+        record.void_sets = index.void_sets(record)
+        if record.outcome is not Outcome.SKIPPED and record.kind is Kind.STEP:
             newest = index.newest_step(record.run)
             record.metrics["eval/lag_steps"] = max((newest or record.step) - record.step, 0)
         await self._ledger.append(record)
@@ -333,6 +340,10 @@ class Dispatcher:
         )
 
     # --- status --------------------------------------------------------------------------------
+
+    def pulses(self) -> list[Pulse]:
+        """Pulse of the loop, and of each point that runs."""
+        return [self._pulse, *(entry.pulse for entry in self._running.values())]
 
     def view(self) -> tuple[list[PointView], list[PointView]]:
         """Queued and running points, in order."""

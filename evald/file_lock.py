@@ -6,6 +6,9 @@ import errno
 import fcntl
 import os
 
+#: the pid's line; what lies behind it is the holder's own.
+PID_BYTES = 16
+
 
 def hold(descriptor: int) -> str | None:
     """Lock an open file and write our pid into it; None, or the pid of who holds it already.
@@ -16,10 +19,10 @@ def hold(descriptor: int) -> str | None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
+        said = os.pread(descriptor, PID_BYTES, 0).decode(errors="replace")
+        return said.partition("\n")[0].strip() or "unknown"
     try:
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
+        os.pwrite(descriptor, b"%-*d\n" % (PID_BYTES - 1, os.getpid()), 0)
     except OSError as error:
         if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
             raise

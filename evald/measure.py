@@ -14,15 +14,20 @@ from evald.config import Dispatch
 from evald.errors import EvalSkip, SnapshotGone, Superseded, Unhealthy
 from evald.judge import judge, skipped_record
 from evald.point import EvalPoint, SkipReason, Snapshot, Timings
-from evald.postures.contract import Posture, SetResult
+from evald.postures.contract import PointResult, Posture, SetResult
 from evald.results.records import PointRecord, SetRecord
+from evald.results.time_used import PointTime, TimeUsed
 from evald.staging.digest import content_digest, fingerprint
+from evald.staging.failing import patiently
 
 #: within that the engines' own task has ended the daemon.
 _STOP_COMES_S = 10.0
 #: a checkpoint that its trainer deletes is gone within that, file by file.
 _VANISH_S = 5.0
 _VANISH_POLL_S = 0.1
+#: a point whose deadline is over gets what its journals hold, unless its lives still end before
+#: that: in deadlines.
+_LAST_CHANCE = 2
 #: state of a point -> the field of its timings.
 _STAGES = {
     "preparing": "prepare_s",
@@ -35,11 +40,20 @@ _STAGES = {
 class Measure:
     """Measures points through a posture.
 
-    ``marker`` is the marker's name, part of what makes a directory "unchanged".
+    ``marker`` is the marker's name, part of what makes a directory "unchanged". ``time_used`` knows
+    what points have had of their deadlines in earlier lives; None: there were none.
     """
 
-    def __init__(self, config: Dispatch, *, posture: Posture, marker: str) -> None:
+    def __init__(
+        self,
+        config: Dispatch,
+        *,
+        posture: Posture,
+        marker: str,
+        time_used: TimeUsed | None = None,
+    ) -> None:
         self._config = config
+        self._time_used = time_used
         self._posture = posture
         self._marker = marker
         #: set when nobody waits for digests any more: a thread cannot be cancelled.
@@ -74,10 +88,11 @@ class Measure:
             life.state("waiting")
             await turn.wait()
             await life.check_unchanged()
-            deadline = asyncio.get_running_loop().time() + self._config.point_deadline_s
-            result = await self._posture.measure(
-                point, prepared, digest=life.digest or "", deadline=deadline, stages=life
-            )
+            if self._time_used is None:
+                result = await self._measure(life, prepared)
+            else:
+                async with self._time_used.of(point.key) as life.time:
+                    result = await self._measure(life, prepared)
             return judge(
                 point,
                 result,
@@ -93,6 +108,25 @@ class Measure:
                 point, skip.reason, skip.detail, timings=life.finish(), digest=life.digest
             )
 
+    async def _measure(self, life: _Life, prepared: Any) -> PointResult:
+        """Measure within what is left of the deadline."""
+        limit_s = self._config.point_deadline_s
+        used_s = 0.0 if life.time is None else life.time.used_s
+        if used_s > _LAST_CHANCE * limit_s:
+            raise EvalSkip(
+                f"the point has had {used_s:.0f} s in earlier lives of the daemon, each of which "
+                f"was cut short, and dispatch.point_deadline_s = {limit_s:g}; look into the "
+                "daemon's log for what ends it",
+                reason=SkipReason.DEADLINE,
+            )
+        return await self._posture.measure(
+            life.point,
+            prepared,
+            digest=life.digest or "",
+            deadline=asyncio.get_running_loop().time() + max(limit_s - used_s, 0.0),
+            stages=life,
+        )
+
     def _is_stopping(self, skip: EvalSkip) -> bool:
         """Tell whether no engine is left, which stops the daemon: the point resumes later."""
         engines = self._posture.engines()
@@ -105,14 +139,9 @@ class Measure:
         try:
             async with asyncio.timeout(limit_s):
                 await life.check_unchanged()
-                prepared = await self._posture.prepare(life.point)
+                prepared = await patiently(lambda: self._posture.prepare(life.point))
                 if life.digest is None:
-                    life.digest = await asyncio.to_thread(
-                        content_digest,
-                        life.point.snapshot.directory,
-                        self._marker,
-                        stop=self._stop,
-                    )
+                    life.digest = await patiently(lambda: self._digest(life.point.snapshot))
         except FileNotFoundError as error:
             raise _gone(life.point.snapshot) from error
         except TimeoutError as error:
@@ -122,6 +151,11 @@ class Measure:
                 reason=SkipReason.DEADLINE,
             ) from error
         return prepared
+
+    async def _digest(self, snapshot: Snapshot) -> str:
+        return await asyncio.to_thread(
+            content_digest, snapshot.directory, self._marker, stop=self._stop
+        )
 
 
 class _Life:
@@ -140,6 +174,8 @@ class _Life:
         self.digest = point.snapshot.digest
         #: those that are done.
         self.sets: list[SetResult] = []
+        #: what counts for its deadlines, while it holds the engines.
+        self.time: PointTime | None = None
         self._marker = marker
         self._on_state = on_state
         self._on_set = on_set
@@ -154,9 +190,15 @@ class _Life:
         self._stage = _STAGES[state]
         self._on_state(state)
 
+    def set_begins(self, name: str) -> float:
+        """Tell how many seconds a set has had in earlier lives of the daemon."""
+        return 0.0 if self.time is None else self.time.begin(name)
+
     async def set_done(self, result: SetResult) -> None:
         """Write the record of a set."""
         key = self.point.key
+        if self.time is not None:
+            self.time.end(result.name)
         record = SetRecord(
             run=key.run,
             step=key.step,
@@ -174,7 +216,7 @@ class _Life:
     async def check_unchanged(self) -> None:
         """Raise SnapshotGone or Superseded when the bytes are no longer those of the point."""
         if self.point.snapshot.weight_version is None:
-            await asyncio.to_thread(self._check_directory)
+            await patiently(lambda: asyncio.to_thread(self._check_directory))
 
     def _check_directory(self) -> None:
         snapshot = self.point.snapshot

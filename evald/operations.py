@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import msgspec
@@ -39,6 +39,7 @@ class Operations:
         next_key: NextKey,
         regrades: RegradeService,
         stop: Callable[[], None],
+        reload: Callable[[], Awaitable[str]],
     ) -> None:
         self._run = run
         self._dispatcher = dispatcher
@@ -48,6 +49,7 @@ class Operations:
         self._next_key = next_key
         self._regrades = regrades
         self._stop = stop
+        self._reload = reload
 
     async def __call__(self, command: Command) -> str:
         """Do it; returns a sentence that says what was done. Raises EvaldError."""
@@ -63,6 +65,8 @@ class Operations:
             case "drain":
                 self._stop()
                 said = "the daemon drains and stops"
+            case "reload":
+                said = await self._reload()
             case "restart":
                 await self._posture.restart(_engine(command))
                 said = f"{command.engine} restarts"

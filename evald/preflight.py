@@ -9,7 +9,9 @@ from pathlib import Path
 
 import msgspec
 
+from evald.alerts.webhook import webhook_target
 from evald.config import Attached, Config, Shared
+from evald.config_check_alerts import alert_notes
 from evald.engines.prepare import FleetPlan, prepare_fleet
 from evald.errors import ConfigError, EvaldError, InvalidSnapshot, LedgerError
 from evald.evals.curve import CHANGED_REMEDY, CurveWatch
@@ -86,6 +88,7 @@ def preflight(
         problems += _writable("keep_best.dir", Path(config.keep_best.dir), owned=True)
     problems += _socket(config)
     problems += _token(config, environ)
+    problems += _webhook(config, environ)
     problems += _reused_root(config)
     fleet = None
     if config.fleet is not None:
@@ -103,6 +106,7 @@ def preflight(
     notes += library_notes(config.eval)
     # (a procedural set is an ordinary one by now)
     notes += sampling_notes([one.eval_set for one in sets])
+    notes += alert_notes(config)
     notes += [f"WARNING: {sentence}; its curve breaks" for sentence in changed]
     return Preflight(sets=sets, base=base, fleet=fleet, environ=environ, notes=notes)
 
@@ -205,6 +209,16 @@ def _socket(config: Config) -> list[str]:
 def _token(config: Config, environ: Mapping[str, str]) -> list[str]:
     try:
         tcp_listener(config.status, environ)
+    except ConfigError as error:
+        return error.problems
+    return []
+
+
+def _webhook(config: Config, environ: Mapping[str, str]) -> list[str]:
+    if config.webhook is None:
+        return []
+    try:
+        webhook_target(config.webhook, environ)
     except ConfigError as error:
         return error.problems
     return []

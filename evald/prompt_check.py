@@ -38,14 +38,22 @@ class Answer(msgspec.Struct):
 
 
 async def check_prompts_apart(job: Job) -> list[str]:
-    """Return the notes; raises ConfigError when a set has no question that can be asked."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        __name__,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-    )
+    """Return the notes.
+
+    Raises ConfigError when a set has no question that can be asked; EvaldError.
+    """
+    try:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            __name__,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+        )
+    except OSError as error:
+        raise EvaldError(
+            f"cannot start {sys.executable} to check the prompts: {error.strerror}"
+        ) from error
     try:
         async with asyncio.timeout(TIMEOUT_S):
             output, _ = await process.communicate(msgspec.json.encode(job))

@@ -6,6 +6,7 @@ import asyncio
 import os
 import resource
 import sys
+from collections.abc import Callable
 
 import structlog
 import uvloop
@@ -22,16 +23,32 @@ log = structlog.get_logger(__name__)
 _OPEN_FILES = 65_536
 
 
-def serve(config: Config, *, exit_on_run_end: bool, log_level: str) -> int:
-    """Run the daemon; returns its exit code."""
-    configure_logging(log_level)
+def serve(
+    config: Config,
+    *,
+    exit_on_run_end: bool,
+    log_level: str | None = None,
+    read: Callable[[], Config] | None = None,
+) -> int:
+    """Run the daemon; returns its exit code.
+
+    ``log_level`` wins over the config's. ``read`` gives the config of now, for reloads; None: it
+    cannot change.
+    """
+    configure_logging(log_level or config.log_level)
     _allow_many_files()
     checked = preflight(config, environ=os.environ, keep_data=True)
     for note in checked.notes:
         log.info("preflight", note=note)
 
     async def main() -> None:
-        await Daemon(config, checked, exit_on_run_end=exit_on_run_end).run()
+        await Daemon(
+            config,
+            checked,
+            exit_on_run_end=exit_on_run_end,
+            read=read or (lambda: config),
+            set_log_level=lambda level: configure_logging(log_level or level),
+        ).run()
 
     code = 0
     try:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import structlog
+from browser import chromium
 from export_rig import TwoRanks, run_two_ranks
 
 from evald.engines import readiness, supervision
@@ -54,3 +55,10 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> TwoRanks:
     """A training job of two processes that has exported its weights in every way."""
     return run_two_ranks(tmp_path_factory.mktemp("two-ranks"))
+
+
+@pytest.fixture(scope="session")
+def chromium_url() -> Iterator[str]:
+    """A browser for all tests of pages; each opens a tab of its own."""
+    with chromium() as url:
+        yield url

@@ -22,6 +22,7 @@ from evald.evals.worker import Job, answer
 from evald.evals.worker_pool import WorkerFailed, Workers
 from evald.point import EvalPoint, PinTarget, PointKey, Snapshot
 from evald.postures.contract import GenerateRequest, Generation, Pin, PointResult, SetResult
+from evald.pulse import Pulse
 from evald.results.pause import Pause
 from evald.status.view import EngineView
 
@@ -98,6 +99,9 @@ class FakePosture:
     def engines(self) -> list[EngineView]:
         return []
 
+    def pulses(self) -> list[Pulse]:
+        return []
+
 
 class InlineWorkers:
     """Does jobs at once, in this process."""
@@ -145,6 +149,8 @@ class World:
         self.earlier: list[Earlier] = []
         self.pause = Pause()
         self.deterministic = False
+        #: seconds that a set has had in earlier lives.
+        self.used_s = 0.0
 
     async def on_set(self, result: SetResult) -> None:
         self.done.append(result)
@@ -184,6 +190,7 @@ class World:
                 await posture.pin(self.target(digest)),
                 posture,
                 on_set=self.on_set,
+                set_begins=lambda _name: self.used_s,
                 deadline=deadline,
             )
         finally:

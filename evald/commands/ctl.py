@@ -17,6 +17,7 @@ _HELP = {
     "pause": "start no further point; what runs goes on",
     "resume": "start points again",
     "drain": "let what runs finish within its deadline, then stop",
+    "reload": "read the config again: eval sets, graders, alerts, log level",
     "restart": "restart an engine",
     "release": "release an engine from quarantine",
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 from pathlib import Path
 
 
@@ -14,15 +15,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="stop once the trainer has ended the run (run.end) and every point has its record",
     )
-    parser.add_argument("--log-level", default="info", choices=["debug", "info", "warning"])
+    parser.add_argument(
+        "--log-level", choices=["debug", "info", "warning"], help="default: log_level of the config"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Check the config, then serve; exit code 0 after an orderly stop."""
     from evald.config_load import load_config
 
-    config = load_config(args.config)
+    read = functools.partial(load_config, args.config)
+    config = read()
 
     from evald.serve import serve
 
-    return serve(config, exit_on_run_end=args.exit_on_run_end, log_level=args.log_level)
+    return serve(config, exit_on_run_end=args.exit_on_run_end, log_level=args.log_level, read=read)

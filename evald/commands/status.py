@@ -1,119 +1,86 @@
-"""``evald status``: what the running daemon is doing."""
+"""``evald status``: what the running daemon is doing, once or again and again."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import sys
-import textwrap
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from evald.commands import target
 
-if TYPE_CHECKING:
-    from evald.status.view import EngineView, PointView, RegradeView, SetView, StatusView
-
-WIDTH = 80
-BAR = 20
 EXIT_NOT_RUNNING = 3
+#: seconds between two looks, on a terminal and elsewhere; and the least.
+INTERVAL_S, PLAIN_INTERVAL_S = 1.0, 10.0
+_LEAST_S, _MOST_S = 0.1, 3600.0
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("target", nargs="?", metavar="TARGET", help=target.HELP)
     target.add_token_argument(parser)
-    parser.add_argument("--json", action="store_true", help="the whole status as JSON")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--json", action="store_true", help="the whole status as JSON")
+    how.add_argument(
+        "--watch",
+        action="store_true",
+        help="keep it up to date until q or Ctrl-C; not on a terminal: as text, at each change",
+    )
+    parser.add_argument(
+        "--interval",
+        type=_interval,
+        metavar="SECONDS",
+        help=f"between two looks; default: {INTERVAL_S:g}, not on a terminal {PLAIN_INTERVAL_S:g}",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the status; 3 if no daemon is running."""
-    from evald.status.client import NotRunning, fetch_status
+    from evald.status.client import NotRunning
 
     try:
-        view = asyncio.run(fetch_status(target.find(args)))
+        return asyncio.run(_watch(args) if args.watch else _once(args))
     except NotRunning as error:
         print(f"evald: {error}", file=sys.stderr)
         return EXIT_NOT_RUNNING
+
+
+async def _once(args: argparse.Namespace) -> int:
+    from evald.status.client import fetch_status
+    from evald.status.terminal.painter import Painter
+    from evald.status.terminal.plain import as_text
+    from evald.status.terminal.source import Source
+    from evald.status.terminal.text import glyphs_of
+
     if args.json:
+        view = await fetch_status(target.find(args))
         print(msgspec.json.format(msgspec.json.encode(view)).decode())
-    else:
-        print("\n".join(_cut(line) for line in render(view)))
+        return 0
+    shown = await Source(lambda: target.find(args)).refresh()
+    print(as_text(shown, Painter(glyphs=glyphs_of(sys.stdout))))
     return 0
 
 
-def render(view: StatusView) -> list[str]:
-    """Return the status as lines for people."""
-    lines = [
-        f"evald {view.version}  {view.state}  run {view.run}  pid {view.pid}  up "
-        + _duration(view.uptime_s),
-        f"results  {view.results} (seq {view.last_seq})",
-    ]
-    if view.not_written:
-        lines += textwrap.wrap(f"PAUSED: {view.not_written}", WIDTH)
-    if view.listen is not None:
-        lines += [f"listens  {view.listen} (with its token)"]
-    if (staging := view.staging) is not None:
-        used, free = _size(staging.used_bytes), _size(staging.free_bytes)
-        known = f"{staging.snapshots} snapshots, {used} used, {free} free"
-        lines += [f"staging  {staging.root}: {known}"]
-    counts = ", ".join(f"{count} {outcome}" for outcome, count in view.ended.items())
-    lines += [f"ended    {counts or 'none'}"]
-    lines += ["engines" if view.engines else "engines  none"]
-    lines += [_engine(engine) for engine in view.engines]
-    lines += [f"running ({len(view.running)} of {view.cap})"]
-    for point in view.running:
-        lines += [_point(point), *(_set(progress) for progress in point.sets)]
-    lines += [f"queued ({len(view.queued)})"]
-    lines += [_point(point) for point in view.queued]
-    lines += [_regrade(one) for one in view.regrades if one.state == "running"]
-    return lines
+async def _watch(args: argparse.Namespace) -> int:
+    from evald.status.terminal.live import watch_live
+    from evald.status.terminal.plain import watch_plain
 
-
-def _engine(engine: EngineView) -> str:
-    weights = engine.weight_version or "-"
-    restarts = f"  {engine.restarts} restarts" if engine.restarts else ""
-    detail = f"  {engine.detail}" if engine.detail else ""
-    return (
-        f"  {engine.name:<10} {engine.state:<11} {engine.in_flight:>4} in flight  "
-        f"{weights}{restarts}{detail}"
+    if not sys.stdout.isatty() or os.environ.get("TERM", "dumb") == "dumb":
+        interval_s = args.interval or PLAIN_INTERVAL_S
+        await watch_plain(lambda: target.find(args), sys.stdout, interval_s=interval_s)
+    return await watch_live(
+        lambda: target.find(args),
+        sys.stdout,
+        keys=sys.stdin.fileno() if sys.stdin.isatty() else None,
+        colour=not os.environ.get("NO_COLOR"),
+        interval_s=args.interval or INTERVAL_S,
     )
 
 
-def _point(point: PointView) -> str:
-    label = f"{point.kind} {point.step}" + (f" r{point.revision}" if point.revision else "")
-    return f"  {point.run} {label:<14} {point.state:<11} {_duration(point.since_s)}"
-
-
-def _set(progress: SetView) -> str:
-    share = progress.done / progress.total if progress.total else 0.0
-    bar = ("#" * round(share * BAR)).ljust(BAR, ".")
-    score = "" if progress.score is None else f"  score {progress.score:.3f}"
-    return f"    {progress.name:<20} {bar} {progress.done:>6}/{progress.total}{score}"
-
-
-def _regrade(one: RegradeView) -> str:
-    return (
-        f"regrade  run {one.run}: {one.points_done} of {one.points} points, and "
-        f"{one.samples_done} of {one.samples} samples of the next one"
-    )
-
-
-def _cut(line: str) -> str:
-    return line if len(line) <= WIDTH else line[: WIDTH - 3] + "..."
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}h{minutes:02}m" if hours else f"{minutes}m{rest:02}s" if minutes else f"{rest}s"
-
-
-def _size(n_bytes: int) -> str:
-    size = float(n_bytes)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:  # noqa: PLR2004 - the step between the units
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"
+def _interval(text: str) -> float:
+    seconds = float(text)
+    if not _LEAST_S <= seconds <= _MOST_S:
+        raise argparse.ArgumentTypeError(f"must be from {_LEAST_S:g} to {_MOST_S:g}")
+    return seconds

@@ -1,4 +1,4 @@
-"""``evald tail RESULTS``: the ledger as it grows, one JSON record a line."""
+"""``evald tail RESULTS``: the ledger as it grows, printed, or delivered elsewhere (``--to``)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 
 import msgspec
 
-from evald.commands import target
+from evald.commands import tail_to, target
 
 POLL_S = 0.2
 EXIT_NOT_RUNNING = 3
@@ -35,6 +35,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--once", action="store_true", help="print what is there, then stop")
     target.add_token_argument(parser)
+    tail_to.configure(parser)
+    parser.set_defaults(refuse=parser.error)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -44,6 +46,9 @@ def run(args: argparse.Namespace) -> int:
     """
     from evald.status.client import is_url
 
+    tail_to.check(args.refuse, args)
+    if args.to is not None:
+        return tail_to.run(args)
     try:
         return _tail_remote(args) if is_url(args.results) else _tail(args)
     except BrokenPipeError:

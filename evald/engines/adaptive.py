@@ -11,6 +11,7 @@ import structlog
 
 from evald.engines.api import EngineError, EngineRejected
 from evald.engines.limit_search import MOST, LimitSearch, Load, Reading
+from evald.engines.meter import Meter
 from evald.engines.slots import Slots
 
 __all__ = ["MOST", "AdaptiveLimit", "read_load"]
@@ -45,18 +46,27 @@ class AdaptiveLimit:
         self._clock = clock
         self._search = LimitSearch(most=most)
         self._answers = self._tokens = 0
+        #: the same figures, for people.
+        self.meter = Meter()
         slots.limit = self._search.limit
 
     def note_tokens(self, tokens: int) -> None:
         """Count one answer that has arrived, with its generated tokens."""
         self._answers += 1
         self._tokens += tokens
+        self.meter.note_tokens(tokens)
 
     async def run(self, loads: Loads) -> None:
         """Look at the server once a second while it has requests, until cancelled.
 
         A server that does not tell its load is judged by its answers alone.
         """
+        try:
+            await self._look_on(loads)
+        finally:
+            self.meter.clear()
+
+    async def _look_on(self, loads: Loads) -> None:
         ask: Loads | None = loads
         self._search.forget()
         while True:
@@ -74,9 +84,11 @@ class AdaptiveLimit:
                 except EngineError as error:
                     # the next look may succeed; what the failure means, the probes find out
                     log.debug("engine_load_unknown", engine=self._engine, detail=str(error))
+                self.meter.note_load(load)
                 now = self._clock()
                 self._apply(now - began, load)
                 began = now
+            self.meter.clear()
             self._search.forget()
             self._slots.limit = self._search.limit
 

@@ -48,6 +48,10 @@ class AttachLauncher:
             log="its own log",
         )
 
+    def log_fault(self) -> str:
+        """Know nothing of it."""
+        return ""
+
 
 def engine_names(urls: Sequence[str]) -> list[str]:
     """Name servers after host and port; whole URLs where that is not unique."""

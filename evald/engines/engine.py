@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -19,9 +20,13 @@ from evald.engines.slots import Slots
 from evald.engines.state import ALIVE, State, StateMachine
 from evald.errors import EvaldError, SnapshotGone
 from evald.point import PinTarget
+from evald.pulse import Pulse
 from evald.status.view import EngineView
 
 log = structlog.get_logger(__name__)
+
+#: what an engine's task may take beyond the timeouts of what it does.
+SLACK_S = 300.0
 
 
 class Order(msgspec.Struct, frozen=True, eq=False):
@@ -93,7 +98,8 @@ class Engine:
         self.upkeep = upkeep
         self.events = events
         self.clock = clock
-        self.machine = StateMachine(name, on_change=lambda _: events.changed(), clock=clock)
+        self.pulse = Pulse(name, clock=clock)
+        self.machine = StateMachine(name, on_change=self._moved, clock=clock)
         self.slots = Slots(1, events.capacity_freed)
         self.limit = AdaptiveLimit(self.slots, engine=name, most=limits.max_requests)
         #: what it shall serve, what it serves, and what it drains, starts or loads for.
@@ -106,6 +112,8 @@ class Engine:
         self.sglang_version: str | None = None
         self.was_ready = False
         self.restarts = 0
+        #: good answers of all its lives, and their tokens.
+        self.answers = self.prompt_tokens = self.generated_tokens = 0
         #: number of its process: goes up with each launch.
         self.life = 0
         self.last_answer = -float("inf")
@@ -155,6 +163,8 @@ class Engine:
 
     def view(self) -> EngineView:
         """Describe the engine for status and records."""
+        meter = self.limit.meter
+        load, tokens_per_s = meter.load, meter.tokens_per_s
         return EngineView(
             name=self.name,
             state=str(self.state),
@@ -163,7 +173,21 @@ class Engine:
             restarts=self.restarts,
             pid=self.pid,
             detail=self.machine.detail,
+            tokens_per_s=None if tokens_per_s is None else round(tokens_per_s, 1),
+            kv_use=None if load is None else round(load.token_usage, 4),
+            waiting=None if load is None else load.waiting,
+            answers=self.answers,
+            prompt_tokens=self.prompt_tokens,
+            generated_tokens=self.generated_tokens,
         )
+
+    def _moved(self, state: State) -> None:
+        limits, upkeep = self.limits, self.upkeep
+        # the longest way through a state: a start, its test by an update, an end
+        limit_s = upkeep.start_timeout_s + upkeep.stop_grace_s + limits.drain_timeout_s + SLACK_S
+        waits = state in (State.STOPPED, State.QUARANTINED)  # for a point, for an operator
+        self.pulse.rest(str(state), math.inf if waits else limit_s + 2 * limits.load_timeout_s)
+        self.events.changed()
 
     # --- what the pool asks for ------------------------------------------------------------------
 
@@ -210,9 +234,12 @@ class Engine:
 
     # --- what requests leave behind --------------------------------------------------------------
 
-    def credit(self, version: str, tokens: int) -> str:
+    def credit(self, version: str, tokens: int, *, prompt_tokens: int) -> str:
         """Note a good answer of ``version``: that beats any probe. Returns who it came from."""
         del version
+        self.answers += 1
+        self.prompt_tokens += prompt_tokens
+        self.generated_tokens += tokens
         self.last_answer = self.clock()
         self.limit.note_tokens(tokens)
         return self.name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from evald.config import Fleet
 
@@ -27,6 +28,20 @@ _ENGINE_ENV = {
     "SGLANG_PYSPY_DUMP_BEFORE_CRASH": "0",
     "SGLANG_CUDA_COREDUMP_BEFORE_CRASH": "0",
 }
+#: where SGLang and what it builds on keep compiled kernels, below systemd's CacheDirectory=: making
+#: them again takes over a minute of each first start. (FlashInfer adds .cache/flashinfer itself.)
+_CACHES = {
+    "XDG_CACHE_HOME": "",
+    "SGLANG_CACHE_DIR": "sglang",
+    "SGLANG_JIT_CACHE_DIR": "sglang/jit",
+    "TVM_FFI_CACHE_DIR": "tvm-ffi",
+    "TRITON_CACHE_DIR": "triton",
+    "TORCHINDUCTOR_CACHE_DIR": "inductor",
+    "TORCH_EXTENSIONS_DIR": "torch_extensions",
+    "TILELANG_CACHE_DIR": "tilelang",
+    "FLASHINFER_WORKSPACE_BASE": "",
+    "CUDA_CACHE_PATH": "nv",
+}
 _CPU_ENV = {
     "SGLANG_USE_CPU_ENGINE": "1",
     "HF_HUB_OFFLINE": "1",
@@ -46,10 +61,25 @@ def inherited_env(environ: Mapping[str, str], pass_env: Sequence[str]) -> dict[s
     return env
 
 
+def cache_directory(environ: Mapping[str, str]) -> Path | None:
+    """Return the directory that systemd keeps for the service's caches; None: there is none."""
+    first = environ.get("CACHE_DIRECTORY", "").partition(":")[0]
+    return Path(first) if first else None
+
+
+def cache_env(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return where kernels are kept, unless ``environ`` says it; {}: at each one's own place."""
+    directory = cache_directory(environ)
+    if directory is None:
+        return {}
+    return {name: environ.get(name) or str(directory / below) for name, below in _CACHES.items()}
+
+
 def engine_env(fleet: Fleet, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the part of ``environ`` that engines may see, and what SGLang needs beside it."""
     is_cpu = fleet.device == "cpu"
-    env = _ENGINE_ENV | (_CPU_ENV if is_cpu else {}) | inherited_env(environ, fleet.pass_env)
+    env = _ENGINE_ENV | (_CPU_ENV if is_cpu else {}) | cache_env(environ)
+    env |= inherited_env(environ, fleet.pass_env)
     if is_cpu:
         env["SGLANG_USE_CPU_ENGINE"] = "1"
     return env

@@ -58,3 +58,6 @@ class Launcher(Protocol):
 
         ``attempt`` counts from 1. ``boot``: start on these weights; None: on the base model.
         """
+
+    def log_fault(self) -> str:
+        """Say in one sentence why its log cannot be written now; empty: it can. Blocks."""

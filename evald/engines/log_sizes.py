@@ -8,6 +8,8 @@ from pathlib import Path
 
 import structlog
 
+from evald.pulse import Pulse
+
 log = structlog.get_logger(__name__)
 
 #: seconds between two looks.
@@ -15,6 +17,8 @@ LOOK_S = 60.0
 #: a longer log is cut to its end, so much of it.
 MAX_BYTES = 64 << 20
 KEEP_BYTES = 8 << 20
+#: one look, at all of them.
+_SHORTEN_S = 300.0
 
 #: of the directories beside samples/, those of processes.
 _WITH_LOGS = ("engines", "blackbox", "functions")
@@ -22,9 +26,10 @@ _WITH_LOGS = ("engines", "blackbox", "functions")
 CUT = b"(evald has cut off what was older)\n"
 
 
-async def keep_logs_short(directory: Path) -> None:
+async def keep_logs_short(directory: Path, pulse: Pulse) -> None:
     """Look each minute after all logs in the results ``directory``, until cancelled."""
     while True:
+        pulse.rest("looking, or waiting for the next look", LOOK_S + _SHORTEN_S)
         await asyncio.sleep(LOOK_S)
         try:
             await asyncio.to_thread(shorten_all, directory)

@@ -12,8 +12,10 @@ from evald.text import hide_secrets, one_line
 _TAIL_BYTES = 8192
 _LINES = 3
 _MAX_CHARS = 300
+#: less than that is no room: a start of SGLang logs about as much.
+_ROOM_BYTES = 64 << 10
 #: colours, and whatever else a program tells a terminal.
-_TERMINAL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
+TERMINAL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 
 
 def next_log(directory: Path, *, keep: int) -> Path:
@@ -30,6 +32,23 @@ def next_log(directory: Path, *, keep: int) -> Path:
         path.unlink(missing_ok=True)
     number = int(logs[-1].stem) + 1 if logs else 1
     return directory / f"{number:04d}.log"
+
+
+def log_fault(directory: Path) -> str:
+    """Say in one sentence why nothing can be written into a directory; empty: it can. Blocks."""
+    probe = directory / ".room"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        try:
+            probe.write_bytes(bytes(_ROOM_BYTES))
+        finally:
+            probe.unlink(missing_ok=True)
+    except OSError as error:
+        return (
+            f"cannot write into {directory}: {error.strerror or error}; make room, or correct the "
+            "rights: the engine is then started"
+        )
+    return ""
 
 
 def last_words(log_path: str | Path, *, secret: str | None = None) -> str:
@@ -50,7 +69,7 @@ def closing_words(tail: str, *, secret: str | None = None) -> str:
     what looks like one, nor ``secret`` (the API key, which SGLang writes into its own log).
     """
     # progress bars end their lines with a carriage return
-    lines = [" ".join(line.split()) for line in re.split(r"[\r\n]", _TERMINAL.sub("", tail))]
+    lines = [" ".join(line.split()) for line in re.split(r"[\r\n]", TERMINAL.sub("", tail))]
     # lines of nothing but ^ and ~ point at code that is not shown here
     said = [line for line in lines if line.strip(" ^~")]
     shown = hide_secrets(" | ".join(said[-_LINES:]))

@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from evald.engines.argument import Argument, ServerArguments
+from evald.engines.environment import cache_directory
 from evald.errors import ConfigError
 
 SCRIPT = Path(__file__).parent / "ask_sglang.py"
@@ -35,7 +36,9 @@ class _Identity(msgspec.Struct, frozen=True):
 
 
 def default_cache_dir(environ: Mapping[str, str]) -> Path | None:
-    """Return the user's cache directory for evald; None if the environment names none."""
+    """Return the cache directory for evald's own; None if the environment names none."""
+    if (directory := cache_directory(environ)) is not None:
+        return directory / "evald"
     if environ.get("XDG_CACHE_HOME"):
         return Path(environ["XDG_CACHE_HOME"]) / "evald"
     return Path(environ["HOME"]) / ".cache" / "evald" if environ.get("HOME") else None

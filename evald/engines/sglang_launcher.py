@@ -17,7 +17,7 @@ from evald.engines.launcher import Boot, Launched
 from evald.engines.plan import EnginePlan
 from evald.engines.ports import free_port
 from evald.engines.process import EngineProcess
-from evald.engines.process_log import next_log
+from evald.engines.process_log import log_fault, next_log
 
 #: one of these is in every directory that has a tokenizer.
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tiktoken.model")
@@ -73,6 +73,10 @@ class SGLangLauncher:
             nonce=nonce,
             log=str(log_path),
         )
+
+    def log_fault(self) -> str:
+        """Try to write beside the logs."""
+        return log_fault(self._directory)
 
 
 def _has_tokenizer(directory: Path) -> bool:

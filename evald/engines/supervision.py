@@ -12,7 +12,8 @@ import structlog
 
 from evald.engines.adaptive import MOST
 from evald.engines.api import EngineAPI, EngineError
-from evald.engines.engine import Engine, Order
+from evald.engines.between_lives import BetweenLives, set_within
+from evald.engines.engine import SLACK_S, Engine, Order
 from evald.engines.launcher import Boot, Launched, Launcher
 from evald.engines.pin import (
     Loading,
@@ -34,7 +35,7 @@ from evald.engines.readiness import (
     wait_ready,
     with_death,
 )
-from evald.engines.state import RestartPolicy, State
+from evald.engines.state import State
 from evald.errors import EvaldError, SnapshotGone
 
 log = structlog.get_logger(__name__)
@@ -63,7 +64,7 @@ class Supervisor:
         self._launcher = launcher
         self._limits = engine.limits
         self._upkeep = engine.upkeep
-        self._policy = RestartPolicy(rng=rng, clock=engine.clock, refuses=engine.upkeep.owned)
+        self._between = BetweenLives(engine, launcher, rng=rng)
         self._attempt = 0
         self._alive_since: float | None = None
         self._layout = ""
@@ -95,22 +96,9 @@ class Supervisor:
             await engine.woken.wait()
 
     async def _pause_after(self, ending: Ending) -> None:
-        """Wait before the next life, or for an operator if there were too many."""
-        engine = self._engine
         self._trouble = ending.detail
-        healthy_s = 0.0 if self._alive_since is None else engine.clock() - self._alive_since
-        wait_s = self._policy.next_wait_s(healthy_s, blamed=ending.blamed)
-        engine.restarts = self._policy.restarts
-        if wait_s is not None:
-            engine.machine.transition(State.BACKOFF, ending.detail)
-            await _set_within(engine.recalled, wait_s)
-            return
-        engine.released.clear()
-        engine.machine.transition(State.QUARANTINED, ending.detail)
-        log.error("engine_quarantined", engine=engine.name, detail=ending.detail)
-        await engine.released.wait()
-        self._policy.forgive()
-        engine.machine.transition(State.STOPPED, "released from quarantine")
+        healthy_s = 0.0 if self._alive_since is None else self._engine.clock() - self._alive_since
+        await self._between.wait(ending.detail, healthy_s=healthy_s, blamed=ending.blamed)
 
     # --- one life --------------------------------------------------------------------------------
 
@@ -241,6 +229,9 @@ class Supervisor:
         engine.machine.transition(State.READY)
         probes = Probes(engine, api)
         while True:
+            engine.pulse.rest(
+                str(engine.state), probes.wait_s + self._limits.probe_timeout_s + SLACK_S
+            )
             engine.woken.clear()
             if engine.distrusted:
                 return self._ended(State.UNHEALTHY, engine.distrusted)
@@ -252,7 +243,7 @@ class Supervisor:
                 if ending is not None:
                     return ending
                 probes.forget()
-            elif not await _set_within(engine.woken, probes.wait_s):
+            elif not await set_within(engine.woken, probes.wait_s):
                 failure = await probes.probe()
                 if failure:
                     return self._ended(State.UNHEALTHY, failure)
@@ -349,7 +340,7 @@ class Supervisor:
             self._serve_from_now(order, Proof(weight_version=expected, checksum=None))
         else:
             engine.events.other_version(engine, order, served)
-            await _set_within(engine.woken, VERSION_POLL_S)
+            await set_within(engine.woken, VERSION_POLL_S)
         return None
 
     def _serve_from_now(self, order: Order, proof: Proof) -> None:
@@ -382,13 +373,3 @@ class Supervisor:
             engine.order = None
         gone = SnapshotGone(f"cannot load {order.name}: the directory has vanished")
         engine.events.pin_failed(engine, order, gone)
-
-
-async def _set_within(event: asyncio.Event, timeout_s: float) -> bool:
-    """Wait for an event; False when ``timeout_s`` passed without it."""
-    try:
-        async with asyncio.timeout(timeout_s):
-            await event.wait()
-    except TimeoutError:
-        return False
-    return True

@@ -81,6 +81,11 @@ class CurveWatch:
 _TOKENS = "tokenizer or chat template"
 
 
+def difference(old: LoadedSet, new: LoadedSet) -> str:
+    """Name what scores depend on and what is not the same in both; empty if all is."""
+    return _difference(_now(old), _now(new))
+
+
 def _now(loaded: LoadedSet) -> SetSeen:
     return SetSeen(
         data=loaded.data_digest,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
@@ -56,6 +57,19 @@ class Evaluator:
         deterministic: bool = False,
         environ: Mapping[str, str] = os.environ,
     ) -> None:
+        self._again = functools.partial(
+            Evaluator,
+            dispatch=dispatch,
+            results=results,
+            model_dir=model_dir,
+            context_len=context_len,
+            earlier=earlier,
+            curve=curve,
+            make_encoder=make_encoder,
+            pause=pause,
+            deterministic=deterministic,
+            environ=environ,
+        )
         self._sample_timeout_s = dispatch.sample_timeout_s
         self._earlier = earlier
         self._curve = curve
@@ -94,15 +108,17 @@ class Evaluator:
         engines: Engines,
         *,
         on_set: Callable[[SetResult], Awaitable[None]],
+        set_begins: Callable[[str], float] = lambda _name: 0.0,
         deadline: float | None = None,
     ) -> PointResult:
         """Ask all questions of all sets, and grade the answers.
 
-        ``on_set`` is awaited with each set as soon as it is done. At ``deadline`` (in the loop's
-        time) what is outstanding is cancelled and counts as timed out, and the result is what
-        there is. Samples of the same snapshot and config that an earlier life of the point has
-        scored are taken from the journal. Raises Unhealthy when no engine serves the point any
-        more; cancellation leaves valid journals.
+        ``on_set`` is awaited with each set as soon as it is done; ``set_begins`` hears of each that
+        begins, and tells the seconds that it has had in earlier lives of the daemon. At
+        ``deadline`` (in the loop's time) what is outstanding is cancelled and counts as timed out,
+        and the result is what there is. Samples of the same snapshot and config that an earlier
+        life of the point has scored are taken from the journal. Raises Unhealthy when no engine
+        serves the point any more; cancellation leaves valid journals.
         """
         samples_dir = point_samples_dir(self._results_dir, prepared.point.key)
         functions = Functions(
@@ -122,6 +138,7 @@ class Evaluator:
             open_journal=lambda name: SampleJournal(samples_dir, name, modes=self._modes),
             sample_timeout_s=self._sample_timeout_s,
             on_set=on_set,
+            set_begins=set_begins,
             order=self._order,
             breaks=lambda one: self._curve is not None and self._curve.breaks(prepared, one),
             pause=self._pause,
@@ -137,8 +154,16 @@ class Evaluator:
         """Progress of the running point's sets; empty when none runs."""
         return [] if self._running is None else self._running.view()
 
-    async def close(self) -> None:
-        """End the worker processes; none is left afterwards."""
-        await asyncio.to_thread(self._preparation.close)
+    def successor(self, sets: list[LoadedSet], aggregates: list[Aggregate]) -> Evaluator:
+        """Make one that is like this one, but for what it measures; its processes are its own."""
+        return self._again(sets, aggregates=aggregates)
+
+    async def rest(self) -> None:
+        """End the worker processes; a point that needs some starts others."""
         await self._grading.close()
         await self._workers.close()
+
+    async def close(self) -> None:
+        """End for good; no process is left afterwards."""
+        await asyncio.to_thread(self._preparation.close)
+        await self.rest()

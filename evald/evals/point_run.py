@@ -38,8 +38,9 @@ _MAX_UNGRADED = 64
 class PointRun:
     """Evaluates one prepared point, once; ``open_journal`` gives the journal of a set by name.
 
-    ``breaks`` tells whether the curve of a set breaks at this point. While samples cannot be
-    written, nothing new is asked, and deadlines of the point and its sets stand still (``pause``).
+    ``set_begins`` tells the seconds that a set has had in earlier lives of the daemon, ``breaks``
+    whether the curve of a set breaks at this point. While samples cannot be written, nothing new is
+    asked, and deadlines of the point and its sets stand still (``pause``).
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class PointRun:
         open_journal: Callable[[str], SampleJournal],
         sample_timeout_s: float,
         on_set: Callable[[SetResult], Awaitable[None]],
+        set_begins: Callable[[str], float],
         order: FeedingOrder,
         breaks: Callable[[PreparedSet], bool],
         pause: Pause,
@@ -67,6 +69,7 @@ class PointRun:
         self._aggregates = aggregates
         self._asker = PointAsker(engines, pin, functions, timeout_s=sample_timeout_s)
         self._on_set = on_set
+        self._set_begins = set_begins
         self._order = order
         self._breaks = breaks
         self._pause = pause
@@ -148,11 +151,12 @@ class PointRun:
         """Let the set end early from now on."""
         loop = asyncio.get_running_loop()
         one.started_s = loop.time()
+        used_s = self._set_begins(one.name)
         for name in ("set_deadline_s", "cut_after_s"):
             limit_s: float | None = getattr(one.eval_set, name)
             if limit_s is not None:
                 expire = functools.partial(one.expire, f"{name} = {limit_s:g}")
-                self._call_at(one.started_s + limit_s, expire)
+                self._call_at(one.started_s + max(limit_s - used_s, 0.0), expire)
 
     def _call_at(self, when_s: float, action: Callable[[], None]) -> None:
         """Act at a time of the loop, or later by as long as evaluation pauses until then."""

@@ -16,6 +16,7 @@ import structlog
 from evald.evals.encoding import Fault
 from evald.evals.graders import Grade, Rules
 from evald.evals.kinds import Answer, kind_of
+from evald.evals.pace import Pace
 from evald.evals.preparation import PreparedSet, name_some, too_long
 from evald.evals.rows import Question
 from evald.evals.sample_records import SampleRecords, count, count_scored
@@ -67,6 +68,7 @@ class SetRun:
         self._journal = journal
         self._records = SampleRecords(prepared, self.kind, digest)
         self._n_done = 0
+        self._pace = Pace()
         self._counts = Counts()
         self._score_sum = 0.0
         self._n_failed = 0
@@ -219,6 +221,7 @@ class SetRun:
         with suppress(OSError):  # it stays in memory: ``flush`` tells
             self._journal.append(record)
         self._take_in(record)
+        self._pace.note()
         if self._n_done >= self._enough:
             # not at once: the task that brought this sample has others to hand over
             asyncio.get_running_loop().call_soon(self.cut_stragglers)
@@ -275,9 +278,15 @@ class SetRun:
 
     def view(self) -> SetView:
         """Progress so far; the score counts failed samples as 0, as the headline will."""
-        done = self._n_done
-        score = self._score_sum / done if done else None
-        return SetView(name=self.name, done=done, total=self.prepared.loaded.n_samples, score=score)
+        done, total = self._n_done, self.prepared.loaded.n_samples
+        left_s = self._pace.left_s(0 if self.done.is_set() else total - done)
+        return SetView(
+            name=self.name,
+            done=done,
+            total=total,
+            score=self._score_sum / done if done else None,
+            left_s=None if left_s is None else round(left_s, 1),
+        )
 
     def flush(self) -> None:
         """Hand finished samples to the operating system. Blocking; raises OSError."""

@@ -12,8 +12,9 @@ from typing import Any
 import msgspec
 import structlog
 
-from evald.config import BlackBox
+from evald.config import Aggregate, BlackBox
 from evald.errors import EvaldError, EvalSkip
+from evald.evals.sets import LoadedSet
 from evald.point import EvalPoint, SkipReason
 from evald.postures.blackbox_class import ClassBox
 from evald.postures.blackbox_command import CommandBox
@@ -29,6 +30,7 @@ from evald.postures.blackbox_process import (
 from evald.postures.blackbox_results import BoxResults, BoxSet, ResultsRefused, read_results
 from evald.postures.blackbox_samples import write_samples
 from evald.postures.contract import PointResult, SetResult, Stages
+from evald.pulse import Pulse
 from evald.results.modes import Modes
 from evald.results.pause import Pause
 from evald.results.records import Counts
@@ -141,6 +143,13 @@ class BlackBoxPosture:
     def progress(self) -> list[SetView]:
         """Show nothing: a black box tells its sets when it is done."""
         return []
+
+    def pulses(self) -> list[Pulse]:
+        """Have none: the process is looked after with the point that it measures."""
+        return []
+
+    async def use(self, sets: list[LoadedSet], aggregates: list[Aggregate]) -> None:
+        """Ignore it: a black box has its own sets, and its config has none."""
 
     async def close(self) -> None:
         """Have nothing more to end."""

@@ -18,7 +18,7 @@ import structlog
 
 from evald.config import BlackBox
 from evald.engines import guard, leftovers
-from evald.engines.environment import inherited_env
+from evald.engines.environment import cache_env, inherited_env
 from evald.engines.process import EngineProcess
 from evald.engines.process_log import next_log
 from evald.errors import EvaldError
@@ -132,7 +132,8 @@ def new_output(directory: Path, key: PointKey, *, keep: int) -> Path:
 
 def environment(config: BlackBox, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the part of the daemon's environment that a black box may see, and its own."""
-    return {"PYTHONUNBUFFERED": "1", **inherited_env(environ, config.pass_env), **config.env}
+    env = {"PYTHONUNBUFFERED": "1", **cache_env(environ)}
+    return env | inherited_env(environ, config.pass_env) | config.env
 
 
 def reap(directory: Path) -> None:

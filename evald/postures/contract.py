@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from evald.point import EvalPoint, PinTarget
+from evald.pulse import Pulse
 from evald.results.records import Counts
 from evald.status.view import EngineView, SetView
+
+if TYPE_CHECKING:
+    from evald.config import Aggregate
+    from evald.evals.sets import LoadedSet
 
 
 class SetResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,6 +49,9 @@ class Stages(Protocol):
     def state(self, state: str) -> None:
         """Tell that a stage begins: "pinning" or "evaluating"."""
 
+    def set_begins(self, name: str) -> float:
+        """Tell that an eval set begins; returns its seconds in earlier lives of the daemon."""
+
     async def set_done(self, result: SetResult) -> None:
         """Hand over one eval set; returns once its record is written."""
 
@@ -75,6 +83,9 @@ class Posture(Protocol):
     def engines(self) -> list[EngineView]:
         """State of each engine (or process) for status and records."""
 
+    def pulses(self) -> list[Pulse]:
+        """Pulse of each task that must get on."""
+
     async def restart(self, engine: str) -> None:
         """Restart an engine on an operator's word; raises EvaldError (no such engine)."""
 
@@ -83,6 +94,9 @@ class Posture(Protocol):
 
     def progress(self) -> list[SetView]:
         """Progress of the running point's sets; empty when none runs."""
+
+    async def use(self, sets: list[LoadedSet], aggregates: list[Aggregate]) -> None:
+        """Measure these sets from the next point on; what is prepared or runs keeps its own."""
 
     async def close(self) -> None:
         """End what ``run`` does not own (grader processes); called after ``run`` has ended."""
@@ -171,3 +185,6 @@ class Engines(Protocol):
 
     def engines(self) -> list[EngineView]:
         """State of each engine for status and records."""
+
+    def pulses(self) -> list[Pulse]:
+        """Pulse of each task that must get on."""

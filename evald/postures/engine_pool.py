@@ -30,6 +30,7 @@ from evald.postures.changes import Changes
 from evald.postures.contract import GenerateRequest, Generation, Pin
 from evald.postures.front import Front
 from evald.postures.routing import Lane, Router
+from evald.pulse import Pulse
 from evald.status.view import EngineView
 
 log = structlog.get_logger(__name__)
@@ -190,6 +191,10 @@ class EnginePool:
     def engines(self) -> list[EngineView]:
         """State of each engine."""
         return [engine.view() for engine in self._engines]
+
+    def pulses(self) -> list[Pulse]:
+        """Return the pulse of each engine's task."""
+        return [engine.pulse for engine in self._engines]
 
     def _sglang_version(self) -> str:
         """Tell the version of SGLang by the engines' own account."""

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 
 import msgspec
 
+from evald.config import Aggregate
 from evald.errors import EvalSkip
 from evald.evals.evaluator import Evaluator, PreparedPoint
+from evald.evals.sets import LoadedSet
 from evald.point import EvalPoint, PinTarget, SkipReason
 from evald.postures.contract import Engines, PointResult, Stages
+from evald.pulse import Pulse
 from evald.status.view import EngineView, SetView
+
+
+class _Prepared(msgspec.Struct, frozen=True):
+    """A point, and who prepared it: the same one must evaluate it."""
+
+    evaluator: Evaluator
+    point: PreparedPoint
 
 
 class EvaluatedPosture:
@@ -24,12 +35,16 @@ class EvaluatedPosture:
         self._engines = engines
         self._evaluator = evaluator
         self._loads = loads
+        #: the present one, and earlier ones that points still need.
+        self._evaluators = weakref.WeakSet([evaluator])
+        #: who evaluates the point that runs.
+        self._running: Evaluator | None = None
 
     async def run(self) -> None:
         """Supervise the engines until cancelled."""
         await self._engines.run()
 
-    async def prepare(self, point: EvalPoint) -> PreparedPoint:
+    async def prepare(self, point: EvalPoint) -> _Prepared:
         """Tokenize, and read what is needed of the snapshot beside its weights."""
         if not self._loads and point.snapshot.weight_version is None:
             raise EvalSkip(
@@ -37,18 +52,30 @@ class EvaluatedPosture:
                 'which asks with a request of kind "shared"; use another posture for snapshots',
                 reason=SkipReason.INVALID_SNAPSHOT,
             )
-        return await self._evaluator.prepare(point)
+        evaluator = self._evaluator
+        return _Prepared(evaluator, await evaluator.prepare(point))
 
     async def measure(
         self,
         point: EvalPoint,
-        prepared: PreparedPoint,
+        prepared: _Prepared,
         *,
         digest: str,
         deadline: float,
         stages: Stages,
     ) -> PointResult:
         """Pin, prove, evaluate, and look once more at whose weights it was."""
+        self._running = prepared.evaluator
+        try:
+            return await self._measure(point, prepared, digest, deadline, stages)
+        finally:
+            self._running = None
+            if prepared.evaluator is not self._evaluator:
+                await prepared.evaluator.rest()
+
+    async def _measure(
+        self, point: EvalPoint, prepared: _Prepared, digest: str, deadline: float, stages: Stages
+    ) -> PointResult:
         stages.state("pinning")
         target = PinTarget(
             run=point.key.run,
@@ -71,8 +98,13 @@ class EvaluatedPosture:
         try:
             await stages.check_unchanged()
             stages.state("evaluating")
-            result = await self._evaluator.evaluate(
-                prepared, pin, self._engines, on_set=stages.set_done, deadline=deadline
+            result = await prepared.evaluator.evaluate(
+                prepared.point,
+                pin,
+                self._engines,
+                on_set=stages.set_done,
+                set_begins=stages.set_begins,
+                deadline=deadline,
             )
             await self._engines.confirm(pin)
         finally:
@@ -84,6 +116,10 @@ class EvaluatedPosture:
         """Show the state of each engine."""
         return self._engines.engines()
 
+    def pulses(self) -> list[Pulse]:
+        """Pulse of each engine's task."""
+        return self._engines.pulses()
+
     async def restart(self, engine: str) -> None:
         """Restart an engine on an operator's word."""
         await self._engines.restart(engine)
@@ -94,8 +130,16 @@ class EvaluatedPosture:
 
     def progress(self) -> list[SetView]:
         """Show the progress of the running point's sets."""
-        return self._evaluator.view()
+        return [] if self._running is None else self._running.view()
+
+    async def use(self, sets: list[LoadedSet], aggregates: list[Aggregate]) -> None:
+        """Measure these sets from the next point on; what is prepared or runs keeps its own."""
+        old, self._evaluator = self._evaluator, self._evaluator.successor(sets, aggregates)
+        self._evaluators.add(self._evaluator)
+        if old is not self._running:
+            await old.rest()
 
     async def close(self) -> None:
         """End the grader processes."""
-        await self._evaluator.close()
+        for evaluator in list(self._evaluators):
+            await evaluator.close()

@@ -8,7 +8,7 @@ from typing import Any
 
 import structlog
 
-from evald.engines.adaptive import MOST, AdaptiveLimit
+from evald.engines.adaptive import MOST, AdaptiveLimit, read_load
 from evald.engines.api import EngineAPI, EngineError, EngineUnreachable
 from evald.engines.engine import Engine, Order
 from evald.engines.pin import CANARY_IDS, served_version
@@ -89,11 +89,13 @@ class Front:
             raise EngineUnreachable("the router is not in use")
         return self._api
 
-    def credit(self, version: str, tokens: int) -> str:
+    def credit(self, version: str, tokens: int, *, prompt_tokens: int) -> str:
         """Tell whose answer it was: each engine has a version of its own where evald loads."""
         self._limit.note_tokens(tokens)
         owners = [engine for engine in self._engines if engine.weight_version == version]
-        return owners[0].credit(version, tokens) if len(owners) == 1 else self.name
+        if len(owners) != 1:
+            return self.name
+        return owners[0].credit(version, tokens, prompt_tokens=prompt_tokens)
 
     def abort_soon(self, rids: list[str]) -> None:
         """Abort at every engine: a router need not know how."""
@@ -154,8 +156,11 @@ class Front:
 
     async def _loads(self) -> dict[str, Any]:
         """Add up what the engines say of their loads; those that are down say nothing."""
-        apis = [engine.api for engine in self._engines if engine.api is not None]
-        answers = await asyncio.gather(*[api.loads() for api in apis])
+        asked = [(engine, engine.api) for engine in self._engines if engine.api is not None]
+        answers = await asyncio.gather(*[api.loads() for _, api in asked])
+        for (engine, _), answer in zip(asked, answers, strict=True):
+            # their own looks see nothing in flight
+            engine.limit.meter.note_load(read_load(answer))
         return {"loads": [rank for answer in answers for rank in answer.get("loads") or []]}
 
     async def _probe(self, api: EngineAPI, campaign: Campaign) -> None:

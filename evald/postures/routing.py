@@ -56,7 +56,7 @@ class Lane(Protocol):
     def connected_api(self) -> EngineAPI:
         """Return its API; raises EngineUnreachable when there is none."""
 
-    def credit(self, version: str, tokens: int) -> str:
+    def credit(self, version: str, tokens: int, *, prompt_tokens: int) -> str:
         """Note a good answer of ``version``; returns the engine that it came from."""
 
     def abort_soon(self, rids: list[str]) -> None:
@@ -132,6 +132,7 @@ class Router:
                         await asyncio.sleep(min(wait_s, MAX_RETRY_S))
                     progress.attempt += 1
                     lane, places = await self._admit(campaign, len(missing), progress)
+                    progress.trouble = f"{lane.name} was still answering"
                     try:
                         await self._attempt(campaign, lane, progress, missing, deadline)
                     finally:
@@ -233,7 +234,8 @@ class Router:
             except ValueError as error:
                 progress.failed(f"{lane.name}: {error}")
                 continue
-            progress.answers[number] = _generation(answer, lane, latency_s, scored)
+            prompt_tokens = len(request.prompts[number])
+            progress.answers[number] = _generation(answer, lane, latency_s, scored, prompt_tokens)
 
     def _void(self, campaign: Campaign, lane: Lane, answer: Answer, rid: str) -> str:
         """Say why an answer does not count; empty when it does."""
@@ -281,7 +283,11 @@ def _scored(request: GenerateRequest, number: int, answer: Answer) -> list[float
 
 
 def _generation(
-    answer: Answer, lane: Lane, latency_s: float, prompt_logprobs: list[float]
+    answer: Answer,
+    lane: Lane,
+    latency_s: float,
+    prompt_logprobs: list[float],
+    prompt_tokens: int,
 ) -> Generation:
     # a label of the pin, whichever of its spans it names
     version = answer.meta_info.weight_version or max(answer.versions)
@@ -291,7 +297,7 @@ def _generation(
         text=answer.text or "",
         finish_reason=answer.reason or "",
         weight_version=version,
-        engine=lane.credit(version, len(output_ids)),
+        engine=lane.credit(version, len(output_ids), prompt_tokens=prompt_tokens),
         latency_s=latency_s,
         prompt_logprobs=prompt_logprobs,
     )

@@ -13,6 +13,7 @@ from evald.point import PinTarget
 from evald.postures.contract import Engines, GenerateRequest, Generation, Pin
 from evald.postures.engine_pool import EnginePool, Member, Rules
 from evald.postures.producer import Producer, ProducerError
+from evald.pulse import Pulse
 from evald.status.view import EngineView
 
 
@@ -99,6 +100,10 @@ class PausingEngines:
     def engines(self) -> list[EngineView]:
         """State of each engine."""
         return self._pool.engines()
+
+    def pulses(self) -> list[Pulse]:
+        """Pulse of each engine's task."""
+        return self._pool.pulses()
 
     async def _resume(self) -> None:
         """Let the producer go on, whatever happens to who asks for it."""

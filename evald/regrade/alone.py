@@ -16,6 +16,7 @@ from evald.evals.ready_sets import ready_set
 from evald.evals.sets import LoadedSet
 from evald.evals.user_code import unready_graders
 from evald.point import Kind, PointKey
+from evald.pulse import Pulse
 from evald.regrade.plan import What, no_such_set
 from evald.regrade.regrader import Regrader
 from evald.regrade.service import carry_out
@@ -90,7 +91,7 @@ async def _regrade(
     try:
         plan = await regrader.plan(what)
         view = RegradeView(ticket="", run=what.run, points=len(plan.points))
-        await carry_out(regrader, plan, view, say=say)
+        await carry_out(regrader, plan, view, say=say, mark=Pulse("regrade").beat)
     finally:
         await regrader.close()
     return view.state == "done"

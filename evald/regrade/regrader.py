@@ -63,6 +63,11 @@ class Regrader:
         self._grading = Grading(workers, environ=environ)
         self._earlier = EarlierPoints(ledger.index, self._results_dir)
 
+    @property
+    def grade_s(self) -> float:
+        """How long one grade may take."""
+        return max((one.eval_set.grader_timeout_s for one in self._sets.values()), default=0.0)
+
     async def plan(self, what: What) -> Plan:
         """Find out what is to be done; raises CannotRegrade."""
         try:

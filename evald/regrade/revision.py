@@ -11,13 +11,14 @@ import asyncio
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import structlog
 
 from evald.point import Kind, PointKey
 from evald.regrade.plan import CannotRegrade, PointPlan
-from evald.results.compressed import stored_file
+from evald.results.compressed import places
 from evald.results.ledger import Ledger
 from evald.results.modes import Modes
 from evald.results.records import PointRecord, SetRecord
@@ -59,14 +60,20 @@ class Revision:
 
     def keep(self, set_name: str) -> None:
         """Take over the samples of a set, if there are any. Blocking; raises OSError."""
-        source = stored_file(sample_file(self._results_dir, self._plan.source.key, set_name))
-        if source is None:
-            return
+        for source in places(sample_file(self._results_dir, self._plan.source.key, set_name)):
+            if source.exists():
+                with suppress(FileNotFoundError):  # it was compressed just now
+                    self._take_over(source)
+                    return
+
+    def _take_over(self, source: Path) -> None:
         self._modes.make_dirs(self.directory)
         copy = self.directory / source.name
         try:
             # nobody writes to samples of a point that has ended
             os.link(source, copy)
+        except FileNotFoundError:
+            raise
         except OSError:  # a file system without hard links
             shutil.copyfile(source, copy)
             os.close(self._modes.open(copy, os.O_RDWR))

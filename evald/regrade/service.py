@@ -10,6 +10,7 @@ from collections.abc import Callable
 import structlog
 
 from evald.errors import EvaldError
+from evald.pulse import Pulse
 from evald.regrade.plan import CannotRegrade, Plan, What
 from evald.regrade.regrader import Regrader
 from evald.status.view import RegradeView
@@ -21,6 +22,8 @@ _SHOWN = 4
 _SENTENCES = 20
 #: how often progress goes to the log.
 _LOG_INTERVAL_S = 10.0
+#: beside the slowest grade, between two marks of progress: a set's samples read, its statistics.
+_SLACK_S = 1800.0
 
 
 class RegradeService:
@@ -34,6 +37,7 @@ class RegradeService:
         self._asked: asyncio.Queue[tuple[Regrader, Plan, RegradeView]] = asyncio.Queue()
         self._views: deque[RegradeView] = deque(maxlen=_SHOWN)
         self._busy = False
+        self.pulse = Pulse("regrade")
 
     async def start(self, what: What, ticket: str) -> str:
         """Plan, and begin; return a sentence at once. Raises EvaldError with why not."""
@@ -50,9 +54,11 @@ class RegradeService:
     async def run(self) -> None:
         """Work until cancelled."""
         while True:
+            self.pulse.rest("waiting to be asked")
             regrader, plan, view = await self._asked.get()
+            mark = functools.partial(self.pulse.rest, "grading", regrader.grade_s + _SLACK_S)
             try:
-                await carry_out(regrader, plan, view, say=functools.partial(_say, view))
+                await carry_out(regrader, plan, view, say=functools.partial(_say, view), mark=mark)
             finally:
                 await regrader.close()
             self._busy = False
@@ -69,11 +75,16 @@ class RegradeService:
 
 
 async def carry_out(
-    regrader: Regrader, plan: Plan, view: RegradeView, *, say: Callable[[str], None]
+    regrader: Regrader,
+    plan: Plan,
+    view: RegradeView,
+    *,
+    say: Callable[[str], None],
+    mark: Callable[[], object],
 ) -> None:
     """Grade all points of a plan again; ``view`` shows how far it is, ``say`` hears sentences.
 
-    A point that cannot be graded again after all does not keep the others from it.
+    ``mark`` is called whenever it has got on. A point that cannot be graded again after all does not keep the others from it.
     """
     loop = asyncio.get_running_loop()
     told_s = loop.time()
@@ -81,6 +92,7 @@ async def carry_out(
     def on_sample() -> None:
         nonlocal told_s
         view.samples_done += 1
+        mark()
         if loop.time() - told_s >= _LOG_INTERVAL_S:
             told_s = loop.time()
             log.info(
@@ -94,6 +106,7 @@ async def carry_out(
     failed = False
     try:
         for one in plan.points:
+            mark()
             view.samples, view.samples_done = one.n_samples, 0
             try:
                 say(await regrader.regrade(one, on_sample))

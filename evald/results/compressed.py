@@ -17,9 +17,17 @@ _LEVEL = 4
 _CHUNK_BYTES = 1 << 20
 
 
+def places(path: Path) -> tuple[Path, Path]:
+    """Return where the samples of the journal ``path`` may lie, in the order to try to open them.
+
+    The journal goes after its copy has come: who looks for them in this order finds them.
+    """
+    return path, path.with_name(path.name + SUFFIX)
+
+
 def stored_file(path: Path) -> Path | None:
     """Return where the samples of the journal ``path`` lie now; None: nowhere."""
-    for one in (path, path.with_name(path.name + SUFFIX)):
+    for one in places(path):
         if one.exists():
             return one
     return None

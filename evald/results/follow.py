@@ -131,13 +131,15 @@ class Follower:
 
     def _find(self, paths: list[Path]) -> tuple[int, int] | None:
         """Return which of the files the cursor stands in, and where; None: in none of them."""
-        if not self.cursor.offset:
+        if self.cursor == Cursor():
             return 0, 0
         mine = (self.cursor.device, self.cursor.inode)
         for number, path in enumerate(paths):
             with suppress(FileNotFoundError):
                 if _identity(path) == mine:
                     return number, self.cursor.offset
+        if not self.cursor.offset:  # nothing was read of the file, which is gone
+            return 0, 0
         if self._last == b"\n":  # a cursor from an earlier life knows no line to tell a copy by
             return None
         # A copy of the ledger (rsync writes a new file each time) goes on where the last one was.

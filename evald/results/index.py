@@ -52,6 +52,7 @@ class PointIndex:
         self._points: dict[PointKey, PointState] = {}
         self._by_step: dict[tuple[str, Kind, int], list[PointState]] = {}
         self._newest_step: dict[str, int] = {}
+        self._newest_ended: dict[str, int] = {}
         self._ended_runs: set[str] = set()
         #: by run, then by name of the set: from the newest record that has a score.
         self._sets: dict[str, dict[str, SetSeen]] = {}
@@ -92,6 +93,9 @@ class PointIndex:
         state.directory = record.directory or state.directory
         state.fingerprint = record.fingerprint or state.fingerprint
         state.digest = record.digest or state.digest
+        if record.kind is Kind.STEP:
+            newest = self._newest_ended.get(record.run, record.step)
+            self._newest_ended[record.run] = max(newest, record.step)
         state.outcome = record.outcome
         state.end_seq = record.seq
         if record.outcome is not Outcome.SKIPPED:
@@ -139,6 +143,21 @@ class PointIndex:
         """Return what is known of ``key``."""
         return self._points.get(key)
 
+    def void_sets(self, record: PointRecord) -> list[str]:
+        """Return the ids of the set records that the point does not stand for which ends so.
+
+        Those of a skipped one; else of sets that an earlier life has measured, and that the config
+        has no longer.
+        """
+        state = self._points.get(point_key(record))
+        if state is None or record.outcome is Outcome.SKIPPED:
+            return list(state.set_ids) if state else []
+        told = record.provenance.get("sets")
+        if not isinstance(told, dict):  # (a black box says what it wants)
+            return []
+        standing = {f"{record.record_id}/{name}" for name in told}
+        return [one for one in state.set_ids if one not in standing]
+
     def revisions(self, run: str, step: int, kind: Kind = Kind.STEP) -> list[PointState]:
         """Return the points of one step, lowest revision first."""
         return list(self._by_step.get((run, kind, step), ()))
@@ -178,6 +197,18 @@ class PointIndex:
     def newest_step(self, run: str) -> int | None:
         """Return the highest training step known of ``run``."""
         return self._newest_step.get(run)
+
+    def lag_steps(self) -> int | None:
+        """Tell by how many steps the newest ended point is behind the newest known one.
+
+        Of runs that have not ended, the one that is furthest behind; None: no step has ended.
+        """
+        lags = [
+            self._newest_step[run] - ended
+            for run, ended in self._newest_ended.items()
+            if run not in self._ended_runs
+        ]
+        return max(lags, default=None)
 
     def run_ended(self, run: str) -> bool:
         """Tell whether ``run`` has a ``run_end`` record that no newer point followed."""

@@ -30,6 +30,7 @@ from evald.results.records import (
     decode,
 )
 from evald.results.segments import closed_segments
+from evald.results.seq_mark import SeqMark
 from evald.text import encode_json
 
 log = structlog.get_logger(__name__)
@@ -54,15 +55,22 @@ class Ledger:
     """
 
     def __init__(
-        self, file: LedgerFile, *, lock: int, wall: Callable[[], float], pause: Pause
+        self,
+        file: LedgerFile,
+        *,
+        lock: int,
+        wall: Callable[[], float],
+        pause: Pause,
+        on_record: Callable[[AnyRecord], None],
     ) -> None:
         self.path = file.path
         self.index = PointIndex()
-        #: seq of the newest record; 0 while the ledger is empty.
+        #: seq of the newest record; 0 before the first.
         self.last_seq = 0
         self._file = file
         self._lock = lock
         self._wall = wall
+        self._on_record = on_record
         #: evaluation pauses while records, or samples, cannot be written.
         self.pause = pause
         self._order = asyncio.Lock()
@@ -76,12 +84,14 @@ class Ledger:
         *,
         wall: Callable[[], float] = time.time,
         pause: Pause | None = None,
+        on_record: Callable[[AnyRecord], None] = lambda _record: None,
     ) -> Ledger:
         """Create or take over the ledger in ``config.dir``: lock, repair a torn tail, replay.
 
         ``wall`` gives the seconds since the epoch for ``time``; ``pause`` hears of writes that
-        fail. Blocks for the length of one read of all files. Raises LedgerError: the directory
-        cannot be used, another daemon holds the lock, or a line before the last cannot be read.
+        fail, ``on_record`` of each record, first of those that are there. Blocks for the length of
+        one read of all files. Raises LedgerError: the directory cannot be used, another daemon
+        holds the lock, or a line before the last cannot be read.
         """
         modes = Modes.of(config)
         path = Path(config.dir) / LEDGER_NAME
@@ -90,9 +100,10 @@ class Ledger:
         try:
             modes.make_dirs(path.parent)
             lock = _take_lock(path.parent / LOCK_NAME, modes)
-            file = LedgerFile(path, modes, rotate_bytes=int(config.rotate_mb * _MIB))
-            ledger = cls(file, lock=lock, wall=wall, pause=pause or Pause())
-            ledger._replay(modes)
+            mark = SeqMark(lock)
+            file = LedgerFile(path, modes, rotate_bytes=int(config.rotate_mb * _MIB), mark=mark)
+            ledger = cls(file, lock=lock, wall=wall, pause=pause or Pause(), on_record=on_record)
+            ledger._replay(modes, mark)
         except (OSError, LedgerError) as fault:
             if file is not None:
                 file.close()
@@ -143,7 +154,11 @@ class Ledger:
             raise
         self._in_doubt = False
         self.last_seq = record.seq
+        self._take_in(record)
+
+    def _take_in(self, record: AnyRecord) -> None:
         self.index.apply(record)
+        self._on_record(record)
 
     async def _uncut(self, attempt: Coroutine[None, None, None]) -> None:
         """Let a write that has begun come to its end, also when this is cancelled."""
@@ -156,7 +171,7 @@ class Ledger:
                 log.exception("ledger_append_failed", path=str(self.path), exc_info=fault)
             raise
 
-    def _replay(self, modes: Modes) -> None:
+    def _replay(self, modes: Modes, mark: SeqMark) -> None:
         """Read all files back into the index, after cutting a torn tail off."""
         for segment in closed_segments(self.path):
             with segment.path.open("rb") as file:
@@ -168,20 +183,21 @@ class Ledger:
             self._cut(torn, modes)
         self._replay_lines(lines, self.path)
         self._file.first_seq = self.last_seq - len(lines) + 1 if lines else 0
+        if self.last_seq:
+            mark.note(self.last_seq)
+        else:  # a new ledger, or somebody has moved all files away
+            self.last_seq = mark.read()
 
     def _replay_lines(self, lines: Iterable[bytes], path: Path) -> None:
         for number, record in enumerate(decode_lines(lines, path), start=1):
             if self.last_seq and record.seq != self.last_seq + 1:
-                raise LedgerError(
-                    f"cannot read ledger {path}: line {number} has seq {record.seq} where "
-                    f"{self.last_seq + 1} must follow; {REPAIR}"
-                )
+                raise LedgerError(_gap(path, number, self.last_seq + 1, record.seq))
             self.last_seq = record.seq
             if isinstance(record, Newer):
                 continue
             if contradiction := _contradiction(self.index, record):
                 log.warning("ledger_contradiction", line=number, detail=contradiction)
-            self.index.apply(record)
+            self._take_in(record)
 
     def _cut(self, torn: bytes, modes: Modes) -> None:
         """Cut ``torn`` off the end of the file; a copy goes to ``results.torn`` first."""
@@ -223,6 +239,18 @@ def _contradiction(index: PointIndex, record: AnyRecord) -> str | None:
     if state is None or state.outcome is None:
         return None
     return f"point {state.key} has already ended {state.outcome.value} with seq {state.end_seq}"
+
+
+def _gap(path: Path, number: int, following: int, seq: int) -> str:
+    if number == 1 and seq > following:
+        return (
+            f"cannot read ledger {path}: the closed file with seq {following} to {seq - 1} is not "
+            "beside it; put it back as it was, under its own name and not compressed"
+        )
+    return (
+        f"cannot read ledger {path}: line {number} has seq {seq} where {following} must follow; "
+        f"{REPAIR}"
+    )
 
 
 def _encode(record: AnyRecord) -> bytes:

@@ -14,6 +14,7 @@ import structlog
 from evald.errors import LedgerError
 from evald.results.modes import Modes, sync_dir
 from evald.results.segments import segment_path
+from evald.results.seq_mark import SeqMark
 
 log = structlog.get_logger(__name__)
 
@@ -29,19 +30,22 @@ class LedgerFile:
     """Appends lines; a file of ``rotate_bytes`` (0: never) is closed before the next line.
 
     A line counts once ``append`` has returned. What a failed write has left is taken away, at once
-    if that can be done and else before the next line; so a fault can be waited out. Blocking;
-    threads may take turns.
+    if that can be done and else before the next line; so a fault can be waited out. ``mark`` is
+    told each ``seq``. Blocking; threads may take turns.
     """
 
-    def __init__(self, path: Path, modes: Modes, *, rotate_bytes: int) -> None:
+    def __init__(self, path: Path, modes: Modes, *, rotate_bytes: int, mark: SeqMark) -> None:
         """Open or create it; raises OSError."""
         self.path = path
         self._modes = modes
         self._rotate_bytes = rotate_bytes
+        self._mark = mark
         #: seq of the first line of the file; 0 while that is not known, or there is none.
         self.first_seq = 0
         self._closed = False
         self._attempt: _Attempt | None = None
+        #: bytes of it, as this writer has left them.
+        self._size = 0
         #: held while a thread uses the descriptor, so that close() cannot pull it away.
         self._in_use = threading.Lock()
         self._descriptor = -1
@@ -73,11 +77,10 @@ class LedgerFile:
                 self._open()
             self._check_ours()
             self._take_back()
-            size = os.fstat(self._descriptor).st_size
-            if size and 0 < self._rotate_bytes <= size:
+            self._check_untouched()
+            if self._size and 0 < self._rotate_bytes <= self._size:
                 self._rotate(seq - 1)
-                size = 0
-            self._attempt = _Attempt(size, line)
+            self._attempt = _Attempt(self._size, line)
             try:
                 self._write(line, durable=durable)
             except OSError:
@@ -87,7 +90,9 @@ class LedgerFile:
                     self._take_back()
                 raise
             self._attempt = None
+            self._size += len(line)
             self.first_seq = self.first_seq or seq
+            self._mark.note(seq)
 
     def _write(self, line: bytes, *, durable: bool) -> None:
         if os.write(self._descriptor, line) != len(line):
@@ -97,7 +102,8 @@ class LedgerFile:
 
     def cut(self, count: int) -> None:
         """Cut the last ``count`` bytes off, durably; raises OSError."""
-        os.ftruncate(self._descriptor, os.fstat(self._descriptor).st_size - count)
+        os.ftruncate(self._descriptor, self._size - count)
+        self._size -= count
         os.fsync(self._descriptor)
 
     def _open(self) -> None:
@@ -107,7 +113,7 @@ class LedgerFile:
         except OSError:
             os.close(descriptor)
             raise
-        self._descriptor = descriptor
+        self._descriptor, self._size = descriptor, os.fstat(descriptor).st_size
 
     def _check_ours(self) -> None:
         here = os.fstat(self._descriptor)
@@ -122,6 +128,14 @@ class LedgerFile:
             raise LedgerError(
                 f"cannot append to {self.path}: the file was replaced by another one while evald "
                 "writes to it; restart the daemon, it goes on from what is really there"
+            )
+
+    def _check_untouched(self) -> None:
+        """Raise LedgerError for a file that ends elsewhere: a line behind half a line is lost."""
+        if os.fstat(self._descriptor).st_size != self._size:
+            raise LedgerError(
+                f"cannot append to {self.path}: somebody else has cut it or written to it; restart "
+                "the daemon, it goes on from what is really there"
             )
 
     def _take_back(self) -> None:

@@ -15,7 +15,9 @@ from evald.point import Kind, Outcome, Timings
 
 SCHEMA = 1
 #: metrics ``eval/NAME`` of points themselves, beside ``eval/skipped_REASON``.
-_OWN_METRICS = frozenset({"step", "lag_steps", "duration_seconds", "export_time_seconds"})
+_OWN_METRICS = frozenset(
+    {"step", "revision", "lag_steps", "duration_seconds", "export_time_seconds"}
+)
 
 
 def is_own_metric(name: str) -> bool:
@@ -124,6 +126,10 @@ class Alert(Record, kw_only=True, tag="alert"):
 
     name: str
     detail: str
+    #: of an alert that an [[alert]] rule gave: what it is about, such as a metric or an engine.
+    subject: str = ""
+    #: the condition holds no longer; such a record follows the one that it is about.
+    cleared: bool = False
 
 
 class RunEnd(Record, kw_only=True, tag="run_end"):

@@ -15,6 +15,7 @@ import structlog
 
 from evald.config import Results
 from evald.point import Kind, PointKey
+from evald.pulse import Pulse
 from evald.results.compressed import SUFFIX, compress
 from evald.results.index import PointIndex
 from evald.results.modes import Modes
@@ -24,6 +25,8 @@ log = structlog.get_logger(__name__)
 
 #: seconds between two looks; a point's samples stay as they are for at least one.
 LOOK_S = 60.0
+#: one point's samples: gigabytes, on a slow disk.
+_TIDY_S = 3600.0
 _DAY_S = 86_400
 _GB = 10**9
 
@@ -55,12 +58,16 @@ class SampleStore:
         self._ended: list[PointKey] = []
         self._stored: dict[PointKey, _Stored] = {}
         self._gone: set[PointKey] = set()
+        #: bytes of the samples of ended points, as of the last look; None: not looked at yet.
+        self.stored_bytes: int | None = None
         self._stop = threading.Event()
         self._fault = ""
+        self.pulse = Pulse("samples")
 
     async def run(self) -> None:
         """Look each minute, until cancelled."""
         while True:
+            self.pulse.rest("waiting for the next look", LOOK_S + _TIDY_S)
             await asyncio.sleep(LOOK_S)
             await self.look()
 
@@ -79,6 +86,8 @@ class SampleStore:
             self._fault = str(error)
         else:
             self._fault = ""
+        if settled or not self._ended:  # the first look only learns which points there are
+            self.stored_bytes = sum(one.size_bytes for one in self._stored.values())
 
     def close(self) -> None:
         """Let a look under way end early: a thread cannot be cancelled."""
@@ -99,6 +108,7 @@ class SampleStore:
                 self._measure(key)
         fault = None
         for key, one in list(self._stored.items()):
+            self.pulse.rest("compressing", _TIDY_S)
             try:
                 if not one.compressed:
                     self._compress(key)
@@ -106,6 +116,7 @@ class SampleStore:
                 fault = fault or error
         # a disk that is full needs it most
         for key in self._too_old(settled, compared):
+            self.pulse.rest("deleting", _TIDY_S)
             self._delete(key)
         if fault is not None:
             raise fault

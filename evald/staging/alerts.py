@@ -36,6 +36,12 @@ class Alerts:
             self._told.add(told)
             log.warning(event, detail=detail)
 
+    async def tell_ignored(self, detail: str) -> None:
+        """Tell of a trainer's word that cannot be understood: nothing comes of it."""
+        if ("ignored", detail) not in self._told:
+            self._told.add(("ignored", detail))
+            await self._alert("staging_file_ignored", detail)
+
     def forget(self, event: str) -> None:
         """Let ``event`` be told again: it is over."""
         self._told.discard(event)
@@ -47,7 +53,7 @@ class Alerts:
             tasks.create_task(self._test_rights(directory), name="staging rights")
 
     def tell_closed(self, directories: Iterable[Path], tasks: asyncio.TaskGroup) -> None:
-        """Tell of directories in which evald may not look for the marker."""
+        """Tell of directories, and folders of runs, that evald may not look into."""
         for directory in directories:
             if directory not in self._told:
                 self._told.add(directory)

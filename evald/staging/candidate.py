@@ -15,6 +15,7 @@ from evald.point import SHARED, EvalPoint, Kind, PointKey, Snapshot
 from evald.presets import PRESETS
 from evald.staging.completeness import Identity, completeness
 from evald.staging.digest import content_digest, fingerprint
+from evald.staging.failing import fails_for_now
 from evald.staging.manifest import Manifest, read_manifest
 from evald.staging.scan import FoundSnapshot, Layout
 from evald.staging.validate import BaseModel, told, validate
@@ -44,6 +45,8 @@ class Candidate(msgspec.Struct, kw_only=True):
     weight_version: str | None = None
     #: one sentence: why no engine may see it.
     fault: str = ""
+    #: the fault is the file system's, which may work again in a moment.
+    fault_may_pass: bool = False
     #: file to remove once the point is in the ledger.
     request: Path | None = None
     #: that file as the scan saw it: another one of its name is another request.
@@ -116,11 +119,12 @@ class Reader:
                 candidate.manifest = read_manifest(marker, step=found.step)
                 candidate.run = candidate.manifest.run or candidate.run
         except InvalidSnapshot as error:
-            candidate.fault = error.detail
+            _note(candidate, error, error.detail)
         except FileNotFoundError as error:
             raise _gone(candidate) from error
         except OSError as error:
-            candidate.fault = f"cannot read marker {marker}: {error.strerror}; write it with 0644"
+            sentence = f"cannot read marker {marker}: {error.strerror}; write it with 0644"
+            _note(candidate, error, sentence)
         return candidate
 
     def look_again(self, candidate: Candidate) -> None:
@@ -159,7 +163,7 @@ class Reader:
                     candidate.directory, self._config.marker, expected=expected, stop=self.stop
                 )
         except InvalidSnapshot as error:
-            candidate.fault = error.detail
+            _note(candidate, error, error.detail)
         except FileNotFoundError as error:
             raise _gone(candidate) from error
 
@@ -182,7 +186,7 @@ class Reader:
                 without_weights=self._without_weights,
             )
         except InvalidSnapshot as error:
-            candidate.fault = error.detail
+            _note(candidate, error, error.detail)
         except FileNotFoundError as error:
             raise _gone(candidate) from error
 
@@ -205,6 +209,10 @@ def check_snapshot(config: Staging, directory: Path, base: BaseModel | None) -> 
     except OSError as error:
         return f"cannot use snapshot {directory}: {error.strerror}"
     return None
+
+
+def _note(candidate: Candidate, error: Exception, sentence: str) -> None:
+    candidate.fault, candidate.fault_may_pass = sentence, fails_for_now(error)
 
 
 def _gone(candidate: Candidate) -> SnapshotGone:

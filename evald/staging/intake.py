@@ -11,10 +11,13 @@ import structlog
 from evald.config import Staging
 from evald.errors import EvaldError, SnapshotGone
 from evald.point import Kind, PointKey
+from evald.pulse import Pulse
 from evald.results.index import PointIndex
 from evald.staging.alerts import Alerting, Alerts
 from evald.staging.candidate import Candidate, Reader, check_snapshot
 from evald.staging.completeness import Identity
+from evald.staging.consuming import Consuming
+from evald.staging.failing import FailingReads, fails_for_now
 from evald.staging.offers import InvalidPoint, Offer, RunEnded, TrainerSkip
 from evald.staging.recovery import Recovery
 from evald.staging.retention import Retention
@@ -36,6 +39,8 @@ log = structlog.get_logger(__name__)
 
 #: snapshots that are read at the same time: a slow one leaves room for others.
 _READERS = 4
+#: one scan of a root on a slow file system, and what follows from it.
+_SCAN_S = 300.0
 
 _NOTHING = Found(folders={}, marked=[], unmarked={}, files=[], free_bytes=0)
 
@@ -98,16 +103,16 @@ class Intake:
         self.room = Room(config)
         settles = self._layout.completeness.settles
         self._settling = Settling(config.scan_interval_s) if settles else None
+        self._failing = FailingReads()
         self._waiting: list[Candidate] = []
         #: seen once: a half-written word, or a run's end that a last look has to precede.
         self._once: dict[Path, Identity] = {}
-        self._consumable: dict[Path, tuple[PointKey, Identity]] = {}
-        #: could not be removed at once.
-        self._unconsumed: dict[Path, Identity] = {}
+        self._consuming = Consuming(retention, index, self._heard)
         self._batches: set[asyncio.Task[None]] = set()
         self._slots = asyncio.Semaphore(_READERS)
         #: set once the watch is armed and the first scan is done.
         self.armed = asyncio.Event()
+        self.pulse = Pulse("staging")
 
     def view(self) -> StagingView:
         """Show the root as the last scan saw it."""
@@ -129,6 +134,7 @@ class Intake:
             await self._retention.sweep()
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._retention.sweep_leftovers(), name="staging leftovers")
+                tasks.create_task(self._retention.retry_best(), name="staging best")
                 await self._serve(watch, tasks)
         finally:
             self._reader.stop.set()
@@ -138,6 +144,7 @@ class Intake:
     async def _serve(self, watch: Watch, tasks: asyncio.TaskGroup) -> None:
         from_before = self._index.open_points()
         while True:
+            self.pulse.rest("scanning", _SCAN_S)
             found = await self._scan()
             if await watch.arm(found.folders):
                 found = await self._scan()
@@ -148,8 +155,9 @@ class Intake:
                 tasks.create_task(self._recovery.run(from_before, first), name="staging recovery")
                 tasks.create_task(self._unmarked.run(), name="staging unmarked")
                 self.armed.set()
-            await self._consume()
+            await self._consuming.run()
             if not look_again:
+                self.pulse.rest("waiting for the next scan", self._config.scan_interval_s + _SCAN_S)
                 await watch.wait(found.unmarked)
 
     def _make_root(self) -> None:
@@ -173,7 +181,7 @@ class Intake:
             )
         else:
             self._alerts.forget("staging_root_lost")
-        self.room.free_bytes = found.free_bytes
+        self.room.free_bytes, self.room.total_bytes = found.free_bytes, found.total_bytes
         return found
 
     # --- from a scan to offers -----------------------------------------------------------------
@@ -182,8 +190,7 @@ class Intake:
         """Start the work on all that is new; True when another scan must follow at once."""
         for directory in self._retention.take_changed():
             self._forget(directory, "it changed behind its marker")
-        for path in self._retention.take_unconsumed() & self._heard.keys():
-            self._unconsumed[path] = self._heard[path]
+        self._consuming.look()
         marked = {snapshot.directory: snapshot.identity for snapshot in found.marked}
         files = {file.path: file.identity for file in found.files}
         for known, present in ((self._seen, marked), (self._heard, files), (self._once, files)):
@@ -207,7 +214,7 @@ class Intake:
             batch = tasks.create_task(self._batch(news, again), name="staging batch")
             self._batches.add(batch)
             batch.add_done_callback(self._batches.discard)
-        self._alerts.tell_closed(found.closed, tasks)
+        self._alerts.tell_closed([*found.closed, *found.closed_folders], tasks)
         self._alerts.tell_misnamed(found.misnamed, self._config.pattern, tasks)
         self._alerts.tell_doubtful(found.doubtful, tasks)
         if snapshots and self._config.owned:
@@ -258,6 +265,8 @@ class Intake:
                 await self._judge(candidate)
                 self._require_calm(candidate)
             except SnapshotGone as gone:
+                if fails_for_now(gone) and self._failing.is_lasting(found.directory, str(gone)):
+                    self._alerts.warn_once("snapshot_not_listed", str(gone), about=found.directory)
                 self._forget(found.directory, str(gone))
                 return None
             return candidate
@@ -273,7 +282,7 @@ class Intake:
         except BrokenWord as broken:
             # it may be half-written: it is broken if it still reads so at the next scan
             if self._once.get(file.path) == file.identity:
-                self._alerts.warn_once("staging_file_ignored", str(broken), about=file.identity)
+                await self._alerts.tell_ignored(str(broken))
                 if isinstance(broken, UnreadableWord):
                     self._heard.pop(file.path, None)  # the next scan tries again
             elif self._heard.pop(file.path, None) is not None:
@@ -291,12 +300,21 @@ class Intake:
         if not self._settling.has_settled(candidate):
             raise SnapshotGone(f"{candidate.directory} has not stood still long enough yet")
 
+    def _require_readable(self, candidate: Candidate) -> None:
+        """Raise SnapshotGone while a failing file system has not had the time to work again."""
+        directory, fault = candidate.directory, candidate.fault
+        if not candidate.fault_may_pass:
+            self._failing.forget(directory)
+        elif not self._failing.is_lasting(directory, fault):
+            raise SnapshotGone(fault)
+
     async def _judge(self, candidate: Candidate) -> None:
         if self._ended_before(candidate) is not None:
             return
         if candidate.fingerprint and self._revisions.by_fingerprint(candidate) is None:
             hashed = self._revisions.is_known_step(candidate)
             await asyncio.to_thread(self._reader.judge, candidate, hashed=hashed)
+        self._require_readable(candidate)
 
     def _ended_before(self, candidate: Candidate) -> Decision | None:
         """Tell whether the root remembers the snapshot as ended, and the ledger does not.
@@ -323,8 +341,11 @@ class Intake:
         while decision.verdict is Verdict.HASH:
             try:
                 await asyncio.to_thread(self._reader.hash, candidate)
+                self._require_readable(candidate)
             except SnapshotGone as gone:
                 self._forget(directory, str(gone))
+                if candidate.request is not None:
+                    self._heard.pop(candidate.request, None)
                 return
             decision = self._revisions.decide(candidate)
         match decision.verdict:
@@ -337,7 +358,7 @@ class Intake:
             case _:
                 log.debug("snapshot_offered_before", point=str(decision.key))
         if candidate.request is not None and decision.verdict is not Verdict.WAIT:
-            self._consumable[candidate.request] = decision.key, candidate.request_identity
+            self._consuming.add(candidate.request, decision.key, candidate.request_identity)
 
     async def _offer_as(self, key: PointKey, candidate: Candidate) -> None:
         self._revisions.give(key, candidate)
@@ -369,19 +390,6 @@ class Intake:
         if isinstance(end, RunEnded):
             await self._unmarked.end(end.run)
             await self._offer(end)
-
-    async def _consume(self) -> None:
-        """Remove requests whose points are in the ledger, and what could not be removed before."""
-        unconsumed, self._unconsumed = self._unconsumed, {}
-        for path, identity in unconsumed.items():
-            if self._heard.get(path) == identity:  # else it is a new word
-                await self._retention.consume(path, again=True)
-        for path, (key, identity) in list(self._consumable.items()):
-            if self._index.get(key) is None:
-                continue
-            del self._consumable[path]
-            if self._heard.get(path) == identity:  # else it is a new request, unread so far
-                await self._retention.consume(path)
 
 
 def _time(one: FoundSnapshot | FoundFile) -> tuple[int, int]:

@@ -90,7 +90,7 @@ class Recovery:
             reason = SkipReason.SUPERSEDED
             detail = (
                 f"{state.directory} was rewritten after {state.key} had been accepted and before "
-                "it was measured"
+                "it was measured, or the config gives it to another run now"
             )
         else:
             reason = SkipReason.CKPT_MISSING

@@ -27,7 +27,7 @@ log = structlog.get_logger(__name__)
 
 #: on the root's own file system: a snapshot is moved here and deleted here.
 _TRASH = ".evald/trash"
-#: the SDK's promises of room: ``trainer/dispatcher/reservation.py``.
+#: the SDK's promises of room: ``trainer/publish/reservation.py``.
 _RESERVED = ".evald/reserved"
 #: seconds between two looks for what dead writers have left.
 _LEFTOVERS_S = 600.0
@@ -45,7 +45,7 @@ class Retention:
 
     A directory is renamed into ``ROOT/.evald/trash`` first, so that no half of a snapshot is ever
     seen under its name. ``on_alert`` hears one sentence when something cannot be deleted. ``best``
-    sees every snapshot first.
+    sees every snapshot first, and may hold some beside the ``keep`` others.
     """
 
     def __init__(
@@ -167,14 +167,28 @@ class Retention:
                 await self._give_up(snapshot_dir, fingerprint)
             else:
                 self._ring[snapshot_dir] = _Kept(fingerprint, size_bytes)
-                if key is not None and self._keep:
+                if key is not None and (self._keep or self._is_held(snapshot_dir)):
                     await asyncio.to_thread(self._ended.note, snapshot_dir, fingerprint, key)
                 log.info("snapshot_retired", directory=str(snapshot_dir), bytes=size_bytes)
-            while len(self._ring) > self._keep:
-                oldest = next(iter(self._ring))
-                # out of the ring first: a deletion that fails is told once, and tried again later
-                kept = self._ring.pop(oldest)
-                await self._give_up(oldest, kept.fingerprint)
+            await self._trim()
+
+    async def retry_best(self) -> None:
+        """Give up what was held for ``best`` once it is copied; returns only without ``best``."""
+        while self._best is not None:
+            await self._best.retry()
+            async with self._lock:
+                await self._trim()
+
+    async def _trim(self) -> None:
+        """Delete the oldest beyond ``keep``."""
+        free = [directory for directory in self._ring if not self._is_held(directory)]
+        for oldest in free[: max(len(free) - self._keep, 0)]:
+            # out of the ring first: a deletion that fails is told once, and tried again later
+            kept = self._ring.pop(oldest)
+            await self._give_up(oldest, kept.fingerprint)
+
+    def _is_held(self, directory: Path) -> bool:
+        return self._best is not None and self._best.holds(directory)
 
     async def _give_up(self, directory: Path, fingerprint: str) -> None:
         fault = await asyncio.to_thread(self._delete, directory, fingerprint)

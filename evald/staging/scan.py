@@ -10,6 +10,7 @@ import os
 import re
 import stat
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -20,6 +21,8 @@ from evald.staging.completeness import Doubt, Identity, completeness, file_ident
 from evald.staging.manifest import RUN_NAME
 
 _STEP = "{step}"
+#: lies in the root of an ext file system, closed, and is nobody's run.
+_LOST_AND_FOUND = "lost+found"
 
 
 class FoundSnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,12 +69,15 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     #: those of them that look finished all the same -> why they are not taken.
     doubtful: dict[Path, str] = {}
     #: directories in which evald may not even look for the marker.
-    closed: list[Path] = []
+    closed: dict[Path, Unfinished] = {}
+    #: folders that may hold snapshots, and evald may not look into.
+    closed_folders: list[Path] = []
     #: directories with a marker whose names do not fit the pattern.
     misnamed: list[Path] = []
     files: list[FoundFile]
-    #: of the root's file system, for evald's user.
+    #: of the root's file system: what evald's user may still write, and its size.
     free_bytes: int
+    total_bytes: int = 0
 
 
 class Layout:
@@ -115,9 +121,11 @@ def scan(layout: Layout) -> Found:
         unmarked=look.unmarked,
         doubtful=look.doubtful,
         closed=look.closed,
+        closed_folders=look.closed_folders,
         misnamed=look.misnamed,
         files=look.files,
         free_bytes=disk.f_bavail * disk.f_frsize,
+        total_bytes=disk.f_blocks * disk.f_frsize,
     )
 
 
@@ -130,7 +138,8 @@ class _Look:
         self.marked: list[FoundSnapshot] = []
         self.unmarked: dict[Path, Unfinished] = {}
         self.doubtful: dict[Path, str] = {}
-        self.closed: list[Path] = []
+        self.closed: dict[Path, Unfinished] = {}
+        self.closed_folders: list[Path] = []
         self.misnamed: list[Path] = []
         self.files: list[FoundFile] = []
 
@@ -146,16 +155,25 @@ class _Look:
                 # what stands in for a marker is elsewhere, too: a Trainer leaves its last state
                 if self._layout.completeness.has_manifest and _is_file(path / self._layout.marker):
                     self.misnamed.append(path)
-                if not RUN_NAME.fullmatch(entry.name):
+                if not RUN_NAME.fullmatch(entry.name) or entry.name == _LOST_AND_FOUND:
                     continue
-                try:
+                with self._closed_told(path):
                     self.folder(path, entry.name)
-                except OSError:
-                    continue  # vanished, or none of evald's business
+
+    @contextmanager
+    def _closed_told(self, folder: Path) -> Iterator[None]:
+        """Note a folder that evald may not look into; pass by what has vanished, or is a file."""
+        try:
+            yield
+        except PermissionError:
+            self.closed_folders.append(folder)
+        except OSError:
+            return
 
     def _entries(self, folder: Path) -> Iterator[os.DirEntry[str]]:
         status = folder.stat()
-        with os.scandir(folder) as entries:
+        # (with the dot, one that may be listed but not entered is refused, too)
+        with os.scandir(f"{folder}/.") as entries:
             visible = [entry for entry in entries if not entry.name.startswith(".")]
         self.folders[folder] = (status.st_dev, status.st_ino)
         yield from visible
@@ -168,19 +186,17 @@ class _Look:
             if os.path.isdir(path):  # noqa: PTH112 (Path.is_dir raises for some links)
                 self._snapshot(path.joinpath(*tail), int(text), run)
             return
-        try:
+        with self._closed_told(path):
             for entry in self._entries(path):
                 if deeper := self._layout.heads[level + 1].fullmatch(entry.name):
                     self._head(path / entry.name, deeper, level + 1, run)
-        except OSError:
-            return  # vanished, or a file
 
     def _snapshot(self, directory: Path, step: int, run: str | None) -> None:
         try:
             proof = self._layout.completeness.look(directory, step)
             own = directory.stat()
         except PermissionError:
-            self.closed.append(directory)
+            self.closed[directory] = Unfinished(step, run)
             return
         except OSError:
             self.unmarked[directory] = Unfinished(step, run)

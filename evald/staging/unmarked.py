@@ -62,6 +62,8 @@ class Unmarked:
         self._offer = offer
         #: what the last scan saw.
         self._unfinished: Mapping[Path, Unfinished] = {}
+        #: of those: nobody knows what is in them.
+        self._closed: Mapping[Path, Unfinished] = {}
         self._doubts: Mapping[Path, str] = {}
         self._watched: dict[Path, _Watched] = {}
         #: folder -> run that the newest snapshot in it belongs to: a manifest may name it.
@@ -71,8 +73,9 @@ class Unmarked:
 
     def see(self, found: Found) -> None:
         """Take in a scan."""
-        self._unfinished, self._doubts = found.unmarked, found.doubtful
-        self._watched = {p: one for p, one in self._watched.items() if p in found.unmarked}
+        self._unfinished = {**found.unmarked, **found.closed}
+        self._closed, self._doubts = found.closed, found.doubtful
+        self._watched = {p: one for p, one in self._watched.items() if p in self._unfinished}
 
     def name(self, snapshot_dir: Path, run: str) -> None:
         """Learn to which run a snapshot belongs, and thereby those beside it."""
@@ -122,7 +125,9 @@ class Unmarked:
         try:
             found, _ = await asyncio.to_thread(fingerprint, path, config.marker)
         except (FileNotFoundError, SnapshotGone):
-            return  # gone, still to be made, or closed, which is told elsewhere
+            if path not in self._closed:
+                return  # gone, or still to be made
+            found = ""
         # a scan may have seen its marker meanwhile
         if path not in self._unfinished or not self._is_open(path):
             return
@@ -133,6 +138,8 @@ class Unmarked:
             f"{path} stays without its marker {config.marker}: nothing in it has changed for "
             f"{limit_s:g} s"
         )
+        if path in self._closed:
+            detail = f"evald may not look into {path}, for {limit_s:g} s now: open it (chmod 0755)"
         if overtaken:
             detail += f", and step {newest} of its run is there"
         if doubt := self._doubts.get(path):

@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 import structlog
 import watchfiles
+from watchfiles._rust_notify import WatchfilesRustInternalError
 
 from evald.staging.completeness import Identity
 
@@ -68,6 +69,7 @@ class Watch:
         self._poll_s = _SLOW_POLL_S if network else _POLL_S
         #: why folders are looked at instead of listened to; empty while events come.
         self.blind_because = ""
+        self._told_broken = False
         self._folder_times: dict[Path, int] = {}
         if network is not None:
             self._go_blind(f"inotify does not see what other hosts change on {network}")
@@ -176,9 +178,25 @@ class Watch:
     def _collect(self, task: asyncio.Task[None]) -> None:
         """Learn from a listener that has ended: a missing folder is normal, the rest is not."""
         error = None if task.cancelled() else task.exception()
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
         if error is None or isinstance(error, FileNotFoundError):
             return
+        if isinstance(error, WatchfilesRustInternalError):
+            self._tell_broken(error)
+            return
         self._go_blind(f"the kernel gives no events ({error})")
+
+    def _tell_broken(self, error: Exception) -> None:
+        """Say once that a listener broke off; the next scan puts another into its place."""
+        if not self._told_broken:
+            self._told_broken = True
+            log.warning(
+                "staging_watch_broken",
+                why=f"the watch on the staging root broke off ({error}): what appears there may "
+                f"be seen only by the scan every {self._interval_s:g} s; rename or remove a name "
+                "that is not UTF-8",
+            )
 
     def _go_blind(self, why: str) -> None:
         self.blind_because = why

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -10,13 +11,16 @@ from pathlib import Path
 import structlog
 
 from evald.config import Config
+from evald.pulse import Pulse
 from evald.results.modes import Modes
+from evald.staging.inside import folder_of, remove
 from evald.status.view import StatusView
 from evald.text import encode_json
 
 log = structlog.get_logger(__name__)
 
 INTERVAL_S = 1.0
+_FRESH = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def board_path(config: Config) -> Path:
@@ -29,21 +33,26 @@ def board_path(config: Config) -> Path:
 class Board:
     """Writes the status once a second by atomic replace; readers see its ``beat`` go up.
 
-    A write that fails (the root was removed, tmpfs is full) costs a beat, never the daemon.
+    A write that fails (the root was removed, tmpfs is full) costs a beat, never the daemon; what
+    somebody has put in its way (a pipe, a directory, a link) is removed.
     """
 
     def __init__(self, config: Config, *, view: Callable[[], StatusView]) -> None:
         """``view`` gives the status with its next ``beat``."""
         self.path = board_path(config)
+        staging = config.staging
+        self._root = Path(staging.root if staging.owned else config.results.dir)
         self._view = view
         #: the trainer, often another user, must be able to read it in any case
         self._modes = Modes(dir_mode=0o755, file_mode=0o644)
         self._fault = ""
+        self.pulse = Pulse("status")
 
     async def run(self) -> None:
         """Write until cancelled."""
         while True:
-            content = encode_json(self._view())
+            self.pulse.beat()
+            content = encode_json(self._view()) + b"\n"
             try:
                 await asyncio.to_thread(self._write, content)
             except OSError as error:
@@ -58,11 +67,19 @@ class Board:
         directory = self.path.parent
         if not directory.is_dir() and directory.parent.is_dir():
             self._modes.make_dirs(directory)  # never the root itself: that is staging's
-        fresh = self.path.with_name(f".{self.path.name}.new")
-        # not blocking: whatever lies there, a pipe without reader must not hold the daemon
-        descriptor = self._modes.open(fresh, os.O_WRONLY | os.O_TRUNC | os.O_NONBLOCK)
-        try:
-            os.write(descriptor, content + b"\n")
-        finally:
-            os.close(descriptor)
-        fresh.replace(self.path)
+        fresh = f".{self.path.name}.new"
+        # by descriptors: others may write into the root, and what they put here is not followed
+        with folder_of(self._root, self.path) as (folder, name):
+            remove(fresh, folder)
+            descriptor = os.open(fresh, _FRESH, self._modes.file_mode, dir_fd=folder)
+            try:
+                os.fchmod(descriptor, self._modes.file_mode)
+                if os.write(descriptor, content) != len(content):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+            finally:
+                os.close(descriptor)
+            try:
+                os.rename(fresh, name, src_dir_fd=folder, dst_dir_fd=folder)
+            except IsADirectoryError:
+                remove(name, folder)
+                os.rename(fresh, name, src_dir_fd=folder, dst_dir_fd=folder)

@@ -11,7 +11,16 @@ class Command(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """One command; which fields it needs depends on the verb."""
 
     verb: Literal[
-        "retry", "skip", "abort", "pause", "resume", "drain", "restart", "release", "regrade"
+        "retry",
+        "skip",
+        "abort",
+        "pause",
+        "resume",
+        "drain",
+        "reload",
+        "restart",
+        "release",
+        "regrade",
     ]
     #: retry, skip, abort: which step; ``run`` defaults to the config's.
     step: int | None = None

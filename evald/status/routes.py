@@ -16,9 +16,13 @@ from aiohttp.typedefs import Handler, Middleware
 
 from evald.errors import EvaldError
 from evald.results.compressed import open_samples
+from evald.status.assets import Assets, is_asset
 from evald.status.command import Command
+from evald.status.events import Events
+from evald.status.page_routes import PageRoutes
 from evald.status.pages import RecordPages
 from evald.status.sample_files import samples_file
+from evald.status.sample_pages import FindQuestion, SamplePages
 from evald.status.view import LAST_SEQ_HEADER, StatusView
 from evald.text import encode_json
 
@@ -37,6 +41,8 @@ _DENIED_LOG_INTERVAL_S = 60.0
 
 #: carries out a command and says what was done; raises EvaldError with why not.
 Operate = Callable[[Command], Awaitable[str]]
+#: gives the page of metrics and its content type, as an ``Accept`` header asks.
+Exposition = Callable[[str], tuple[bytes, str]]
 
 
 class Routes:
@@ -47,7 +53,8 @@ class Routes:
     newline-delimited JSON, just as they stand in the ledger; while there is none it waits up to
     ``wait_s`` (maximum 30) seconds. ``GET /samples?record_id=ID&set=NAME`` answers the stored
     samples of one eval set of a point. ``POST /operate`` takes a Command: 200 with a sentence, 409
-    with the reason of a refusal.
+    with the reason of a refusal. ``GET /metrics`` is for Prometheus. ``GET /`` is the
+    status page; what it asks for beside these: see :class:`PageRoutes`.
     """
 
     def __init__(
@@ -57,6 +64,8 @@ class Routes:
         results_file: Path,
         newest_seq: Callable[[], int],
         operate: Operate,
+        find_question: FindQuestion,
+        metrics: Exposition | None,
     ) -> None:
         """``newest_seq``: seq of the newest record that is in the file for good."""
         self._view = view
@@ -65,6 +74,16 @@ class Routes:
         self._results_dir = results_file.parent
         self._pages = RecordPages(results_file)
         self._closing = False
+        self._metrics = metrics
+        self._events = Events(view=view, newest_seq=newest_seq, page=self._pages.page)
+        self._page_routes = [
+            *Assets().routes(),
+            *PageRoutes(
+                self._results_dir,
+                events=self._events,
+                samples=SamplePages(self._results_dir, find_question=find_question),
+            ).routes(),
+        ]
 
     def app(self, *, token: str | None) -> web.Application:
         """Return an application for one listener; None: its own mode protects it."""
@@ -74,15 +93,24 @@ class Routes:
             web.get("/records", self._records),
             web.get("/samples", self._samples),
             web.post("/operate", self._command),
+            web.get("/metrics", self._exposition),
+            *self._page_routes,
         ])  # fmt: skip
         return app
 
     def close(self) -> None:
         """Let requests that wait for a record come back."""
         self._closing = True
+        self._events.close()
 
     async def _status(self, _request: web.Request) -> web.Response:
         return web.Response(body=encode_json(self._view()), content_type="application/json")
+
+    async def _exposition(self, request: web.Request) -> web.Response:
+        if self._metrics is None:
+            raise web.HTTPNotFound
+        page, content_type = self._metrics(request.headers.get("Accept", ""))
+        return web.Response(body=page, headers={"Content-Type": content_type})
 
     async def _records(self, request: web.Request) -> web.Response:
         try:
@@ -154,7 +182,7 @@ def _ask_for(token: str) -> Middleware:
     async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
         nonlocal logged_s
         given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
-        if hmac.compare_digest(given, expected):
+        if hmac.compare_digest(given, expected) or is_asset(request.path):
             return await handler(request)
         now_s = time.monotonic()
         if now_s - logged_s >= _DENIED_LOG_INTERVAL_S:  # nobody can fill the log

@@ -12,7 +12,8 @@ from aiohttp import web
 from evald.errors import EvaldError
 from evald.status.bounded import BoundedRunner
 from evald.status.listen import TcpListener, show_address
-from evald.status.routes import Operate, Routes
+from evald.status.routes import Exposition, Operate, Routes
+from evald.status.sample_pages import AskedQuestion, FindQuestion
 from evald.status.sockets import LINK_NAME, answers, check_fallback, fallback_dir, socket_path
 from evald.status.view import StatusView
 
@@ -42,13 +43,24 @@ class StatusServer:
         newest_seq: Callable[[], int],
         operate: Operate,
         tcp: TcpListener | None = None,
+        find_question: FindQuestion | None = None,
+        metrics: Exposition | None = None,
     ) -> None:
+        """``find_question``: gives the questions of the eval sets; None: it has none.
+
+        ``metrics`` answers ``/metrics``; None: there is no such page.
+        """
         self.socket = socket
         #: the TCP address, with the port that it got; None while there is none.
         self.listen: str | None = None
         self._tcp = tcp
         self._routes = Routes(
-            view=view, results_file=results_file, newest_seq=newest_seq, operate=operate
+            view=view,
+            results_file=results_file,
+            newest_seq=newest_seq,
+            operate=operate,
+            find_question=find_question or _no_question,
+            metrics=metrics,
         )
         self._link = results_file.parent / LINK_NAME
         self._runners: list[web.AppRunner] = []
@@ -139,3 +151,7 @@ class StatusServer:
             f"cannot listen on {self.socket}: {error}; "
             "set status.socket to a path where the daemon's user may write"
         )
+
+
+def _no_question(_set_name: str, _question: str) -> AskedQuestion | None:
+    return None

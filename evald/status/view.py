@@ -21,6 +21,16 @@ class EngineView(msgspec.Struct, kw_only=True):
     restarts: int = 0
     pid: int | None = None
     detail: str = ""
+    #: generated tokens/s in answers to evald, lately; None: idle, or not known yet.
+    tokens_per_s: float | None = None
+    #: used share of the KV cache, 0..1, of the fullest rank; None: idle, or the server tells not.
+    kv_use: float | None = None
+    #: requests that wait on the server, also somebody else's; None as for ``kv_use``.
+    waiting: int | None = None
+    #: answers that counted, and their tokens, since the daemon started.
+    answers: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
 
 
 class SetView(msgspec.Struct, kw_only=True):
@@ -31,6 +41,8 @@ class SetView(msgspec.Struct, kw_only=True):
     total: int
     #: mean score over the samples done so far.
     score: float | None = None
+    #: seconds until its last sample, as the latest ones went; None: it cannot be said (yet).
+    left_s: float | None = None
 
 
 class PointView(msgspec.Struct, kw_only=True):
@@ -55,6 +67,8 @@ class StagingView(msgspec.Struct, kw_only=True):
     used_bytes: int
     free_bytes: int
     snapshots: int
+    #: size of the root's file system; 0: not known, as while the root is away.
+    total_bytes: int = 0
     #: budget for ``used_bytes``; None: the free space of the file system.
     max_bytes: int | None = None
     #: bytes that must stay free.
@@ -62,6 +76,16 @@ class StagingView(msgspec.Struct, kw_only=True):
     #: names of snapshots and of their markers; "": an evald that does not say.
     pattern: str = ""
     marker: str = ""
+
+
+class DiskView(msgspec.Struct, kw_only=True):
+    """Where results are written."""
+
+    #: of the file system of the results; free: for the daemon's user.
+    results_free_bytes: int
+    results_total_bytes: int
+    #: stored samples of ended points, as of the last look at them; None: not looked yet.
+    samples_bytes: int | None = None
 
 
 class RegradeView(msgspec.Struct, kw_only=True):
@@ -95,6 +119,8 @@ class StatusView(msgspec.Struct, kw_only=True):
     state: str
     #: one sentence while evaluation pauses, as results cannot be written (the disk is full).
     not_written: str = ""
+    #: one sentence while the config on disk is not the one in use.
+    config_fault: str = ""
     run: str
     results: str
     #: max_in_flight.
@@ -105,6 +131,9 @@ class StatusView(msgspec.Struct, kw_only=True):
     ended: dict[str, int] = {}
     engines: list[EngineView] = []
     staging: StagingView | None = None
+    disk: DiskView | None = None
+    #: newest known step minus newest ended one, of the run that is furthest behind; None: no step.
+    lag_steps: int | None = None
     #: the newest ones.
     regrades: list[RegradeView] = []
     last_seq: int = 0

@@ -165,7 +165,13 @@ class FakeEngine:
         return web.json_response({"version": "fake", "internal_states": [state]})
 
     async def _loads(self, _request: web.Request) -> web.Response:
-        load = {"num_running_reqs": len(self._running), "num_waiting_reqs": 0}
+        running = len(self._running)
+        load = {
+            "num_running_reqs": running,
+            "num_waiting_reqs": 0,
+            # never so full that evald would send less
+            "token_usage": min(running / 1024, 0.9),
+        }
         return web.json_response({"version": "fake", "loads": [load]})
 
     async def _flush(self, _request: web.Request) -> web.Response:

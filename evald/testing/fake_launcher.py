@@ -127,11 +127,17 @@ class FakeLauncher:
         #: what each launch was told to start on.
         self.boots: list[Boot | None] = []
         self.refuse: list[str] = []
+        #: why their logs cannot be written now.
+        self.disk_fault = ""
         self.nonce: str | None = None
         self._model = model
         self._configure = configure
         self._delay_s = delay_s
         self._max_running_requests = max_running_requests
+
+    def log_fault(self) -> str:
+        """Tell what the test says."""
+        return self.disk_fault
 
     async def launch(self, attempt: int, boot: Boot | None = None) -> Launched:
         """Start an engine on a free port of the loopback interface.

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from evald.errors import EvaldError
 from evald.point import SkipReason
 from evald.trainer.contract import ExportError, NoSpace, PeerLost
-from evald.trainer.publish import StillEvaluating
+from evald.trainer.publish import NoRoom, StillEvaluating
 
 _REASON = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _FULL = {errno.ENOSPC, errno.EDQUOT}
@@ -47,6 +47,8 @@ def failure_of(error: BaseException) -> Failure:
             "it was exported before, and evald has not ended the point of that snapshot in time; "
             "export it later",
         )
+    if isinstance(error, NoRoom):
+        return Failure(SkipReason.NO_SPACE, str(error))
     if isinstance(error, OSError):
         where = error.filename or "a shard"
         if error.errno in _FULL:

@@ -22,7 +22,7 @@ def test_the_curve_climbs_and_nothing_is_left(tmp_path: Path) -> None:
     # the training job is no code under test: coverage would only slow it down
     environ = {k: v for k, v in os.environ.items() if not k.startswith("COVERAGE")}
     done = subprocess.run(
-        [sys.executable, "-m", "evald", "demo"],
+        [sys.executable, "-m", "evald", "demo", "--steps", "600", "--min-mean", "0.6"],
         env=environ | {"EVALD_DEMO_DIR": str(tmp_path / "demo"), "EVALD_DEMO_ROOT": str(root)},
         capture_output=True,
         text=True,
@@ -34,18 +34,18 @@ def test_the_curve_climbs_and_nothing_is_left(tmp_path: Path) -> None:
     assert str(ledger) in done.stdout
     records = read_records(ledger)
     points = [record for record in records if isinstance(record, PointRecord)]
-    assert [point.step for point in points] == list(range(150, 1801, 150))
+    assert [point.step for point in points] == [150, 300, 450, 600]
     assert {str(point.outcome) for point in points} == {"ok"}
     names = ("copy", "reverse", "sort", "max", "add")
     means = [sum(point.metrics[f"eval/{name}"] for name in names) / 5 for point in points]
     assert means[0] < 0.4
-    assert means[-1] > 0.85
+    assert means[-1] > 0.6
     assert isinstance(records[-1], RunEnd)
     assert not root.exists()
     assert not list((tmp_path / "demo").rglob("*.safetensors"))
-    sample = tmp_path / "demo" / "results" / "samples" / "demo" / "step_1800.r0" / "add.jsonl"
+    sample = tmp_path / "demo" / "results" / "samples" / "demo" / "step_600.r0" / "add.jsonl"
     first = json.loads(sample.read_text().splitlines()[0])
-    assert first["weight_version"].startswith("demo:1800:")
+    assert first["weight_version"].startswith("demo:600:")
     # engines rename their processes, but what they write to is below the demo's directory
     for pid in all_pids():
         for number in (0, 1, 2):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sink_cases import Book, ended
 
 from evald.config_load import build_config
 from evald.engines.plan import engine_plan
@@ -94,6 +95,25 @@ def test_the_dispatchers_code_runs(tmp_path: Path, tiny_model: Path) -> None:
         ("step", 60),
     ]
     assert {point.outcome for point in points} == {"ok"}
+
+
+class Logger:
+    def __init__(self) -> None:
+        self.logged: list[dict[str, float]] = []
+
+    def log(self, data: dict[str, float]) -> None:
+        self.logged.append(data)
+
+
+def test_the_loggers_code_runs(tmp_path: Path) -> None:
+    book = Book(tmp_path / "results")
+    book.add(ended(40, a=0.5))
+    code = block("python", "import follow").replace("/var/lib/evald/qwen3-4b-rl", str(book.path))
+    code = code.replace('"my-logger"', f'"{tmp_path}/my-logger", once=True')
+    logger = Logger()
+    for _ in range(2):
+        exec(code, {"logger": logger})  # noqa: S102
+    assert logger.logged == [{"eval/step": 40, "eval/a": 0.5}]
 
 
 def test_every_record_type_outcome_and_reason_is_explained() -> None:

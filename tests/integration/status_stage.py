@@ -17,6 +17,7 @@ from evald.results.ledger import Ledger
 from evald.results.records import PointRecord
 from evald.status.command import Command
 from evald.status.listen import TcpListener
+from evald.status.sample_pages import FindQuestion
 from evald.status.server import StatusServer
 from evald.status.view import StatusView
 
@@ -26,7 +27,13 @@ TOKEN = secrets.token_urlsafe()
 class Stage:
     """The server, its ledger and its directory."""
 
-    def __init__(self, work: Path, ledger: Ledger, tcp: TcpListener | None) -> None:
+    def __init__(
+        self,
+        work: Path,
+        ledger: Ledger,
+        tcp: TcpListener | None,
+        find_question: FindQuestion | None = None,
+    ) -> None:
         self.work = work
         self.ledger = ledger
         self.server = StatusServer(
@@ -36,6 +43,7 @@ class Stage:
             newest_seq=lambda: ledger.last_seq,
             operate=self.operate,
             tcp=tcp,
+            find_question=find_question,
         )
 
     @property
@@ -89,11 +97,17 @@ class Stage:
 
 @asynccontextmanager
 async def stage(
-    work: Path, *, host: str = "127.0.0.1", port: int = 0, tcp: bool = True
+    work: Path,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    tcp: bool = True,
+    kind: type[Stage] = Stage,
+    find_question: FindQuestion | None = None,
 ) -> AsyncIterator[Stage]:
     """Serve; port 0: any free one."""
     ledger = Ledger.open(Results(dir=str(work)))
-    made = Stage(work, ledger, TcpListener(host, port, TOKEN) if tcp else None)
+    made = kind(work, ledger, TcpListener(host, port, TOKEN) if tcp else None, find_question)
     try:
         await made.server.start()
         yield made

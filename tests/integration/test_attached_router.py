@@ -39,6 +39,24 @@ async def test_router_gets_the_requests_and_the_workers_the_pins(base: Path) -> 
         await served.process.stop(0.0)
 
 
+async def test_people_see_the_load_of_each_worker(base: Path) -> None:
+    async with hosts(base, 2) as servers:
+        router = FakeRouter(urls(servers))
+        served = await serve_fake(router)
+        engines = attached(base, servers, router=served.url)
+        async with running(engines):
+            pin = await engines.pin(snapshot(base, 1))
+            for server in servers:
+                server.fake.delay_s = 20.0
+            asking = [asyncio.create_task(ask(engines, pin, timeout_s=60.0)) for _ in range(4)]
+            await until(lambda: all(view.kv_use for view in engines.engines()))
+            assert [view.waiting for view in engines.engines()] == [0, 0]
+            for task in asking:
+                task.cancel()
+            await asyncio.wait(asking)
+        await served.process.stop(0.0)
+
+
 async def test_router_is_probed_after_a_loss_before_requests_go_on(base: Path) -> None:
     async with hosts(base, 2) as servers:
         router = FakeRouter(urls(servers), closed_s=0.5)

@@ -62,7 +62,7 @@ def test_bad_snapshot(daemon: Rig, number: int, name: str) -> None:
 
 def test_snapshot_that_vanishes_while_queued(tmp_path: Path) -> None:
     python = write_fake_python(tmp_path / "slow-python", delay_s=0.5)
-    with rig(tmp_path, python=python, questions=500, dispatch="max_in_flight = 1") as r:
+    with rig(tmp_path, python=python, questions=200, dispatch="max_in_flight = 1") as r:
         r.start()
         write_snapshot(r.root / "step_1", seed=1, answer=7)
         until(lambda: [p["state"] for p in r.status().get("running", [])] == ["evaluating"], "runs")

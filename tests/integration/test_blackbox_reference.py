@@ -214,10 +214,5 @@ async def test_real_sglang(tmp_path: Path, base: Path) -> None:
             [sample.response for sample in rig.samples(step, "questions")] for step in (1, 2)
         ]
         assert answers[0] != answers[1]
-        # the real server dies of this one, twice; the next point has a server again
-        snapshot(tmp_path, 3)
-        cut(tmp_path, 3)
-        skip = await rig.skipped(3)
-        assert skip.reason == "pin_violation"
         tree = children(rig)
     assert not [pid for pid in tree if guard.read_stat(pid)]

@@ -70,9 +70,8 @@ def test_exit_on_run_end_stops_by_itself(tmp_path: Path, fake_python: Path) -> N
 
 
 def test_kill_9_in_mid_evaluation_resumes_and_records_once(tmp_path: Path) -> None:
-    with rig(
-        tmp_path, python=write_fake_python(tmp_path / "python", delay_s=0.5), questions=300
-    ) as r:
+    slow = write_fake_python(tmp_path / "python", delay_s=0.5)
+    with rig(tmp_path, python=slow, questions=300) as r:
         r.start()
         for step in (1, 2, 3):
             write_snapshot(r.root / f"step_{step}", seed=step, answer=7)
@@ -81,6 +80,7 @@ def test_kill_9_in_mid_evaluation_resumes_and_records_once(tmp_path: Path) -> No
         r.kill()
         until(lambda: not r.processes(), "no process is left 10 s after the kill", 10)
         assert r.points() == []
+        write_fake_python(slow)  # the rest takes no time
         r.start()
         done = r.evald("wait", str(r.results), "--points", "3", "--ok", "--timeout", "60")
         assert done.returncode == 0, done.stderr + r.log()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rig import Rig, rig, until
@@ -50,6 +52,16 @@ def contiguous(records: list[AnyRecord]) -> bool:
     return [record.seq for record in records] == list(range(1, len(records) + 1))
 
 
+@pytest.mark.parametrize("log", ["/dev/full", ">(exit)"])
+def test_a_log_that_cannot_be_written_is_lost_and_nothing_else(tmp_path: Path, log: str) -> None:
+    """A disk that is full, a pipe whose reader has died."""
+    with rig(tmp_path, python=write_fake_python(tmp_path / "python")) as r:
+        r.start(before=["bash", "-c", f'exec "$@" 2> {log}', "bash"])
+        write_snapshot(r.root / "step_1", seed=1, answer=7)
+        assert str(r.point(1).outcome) == "ok"
+        r.stop()
+
+
 def test_a_full_results_disk_pauses_evaluation_until_there_is_room(
     tmp_path: Path, small_disk: Path
 ) -> None:
@@ -82,6 +94,27 @@ def test_a_full_results_disk_pauses_evaluation_until_there_is_room(
         tail = r.evald("tail", str(r.results), "--once").stdout
         assert len(tail.splitlines()) == len(r.records())
         assert r.stop() == 0
+
+
+def test_an_engine_that_dies_while_the_disk_is_full_is_not_held_to_blame(
+    tmp_path: Path, small_disk: Path
+) -> None:
+    with rig(tmp_path, python=write_fake_python(tmp_path / "python"), questions=2) as r:
+        r.start()
+
+        def engine() -> dict[str, Any]:
+            found: dict[str, Any] = r.status()["engines"][0]
+            return found
+
+        until(lambda: engine()["state"] == "ready", "the engine is ready")
+        filler = fill(small_disk)
+        os.kill(engine()["pid"], signal.SIGKILL)
+        until(lambda: engine()["state"] == "backoff", "it waits")
+        assert f"cannot write into {small_disk}/engines/engine-0: No space" in engine()["detail"]
+        filler.unlink()
+        write_snapshot(r.root / "step_1", seed=1, answer=7)
+        assert str(r.point(1).outcome) == "ok"
+        assert engine()["restarts"] == 0
 
 
 def test_a_stop_while_the_disk_is_full_resumes_later(tmp_path: Path, small_disk: Path) -> None:

@@ -156,8 +156,7 @@ async def test_launch_prove_and_stop(tiny_model: Path, tmp_path: Path) -> None:
     assert leftovers.group_members(engine.pid) == []
 
 
-@pytest.mark.parametrize("moment", ["second 5", "children"])
-def test_nothing_outlives_a_killed_daemon(tiny_model: Path, tmp_path: Path, moment: str) -> None:
+def test_nothing_outlives_a_killed_daemon(tiny_model: Path, tmp_path: Path) -> None:
     launch, _, _ = command(tiny_model, tmp_path)
     log_path = tmp_path / "1.log"
     daemon = subprocess.Popen(
@@ -170,10 +169,7 @@ def test_nothing_outlives_a_killed_daemon(tiny_model: Path, tmp_path: Path, mome
         lines = iter(daemon.stdout.readline, "")
         pid = next(int(line.split()[1]) for line in lines if line.startswith("engine"))
         try:
-            if moment == "second 5":
-                time.sleep(5)
-            else:
-                children_of(pid)
+            children_of(pid)
             pids = set(guard.descendants(daemon.pid))
             assert pid in pids
         finally:

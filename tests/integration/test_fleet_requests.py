@@ -172,6 +172,7 @@ async def test_timeout_aborts_the_samples_at_the_engine(base: Path) -> None:
         with pytest.raises(GenerationFailed, match=r"no complete answer within 0\.2 s") as caught:
             await rig.ask(pin, samples=2, timeout_s=0.2)
         assert caught.value.kind == "timeout"
+        assert str(caught.value).endswith("last: engine-0 was still answering")
         await rig.until(lambda: len(rig.fake().aborted) == 2)
         assert rig.engine().slots.in_flight == 0
 

@@ -14,7 +14,7 @@ import pytest
 from fleet_rig import Rig, directory_of, fleet, plan_of, texts
 
 from evald.config import Fleet
-from evald.engines.state import State
+from evald.engines.state import RestartPolicy, State
 from evald.errors import EvaldError, PinViolation, Unhealthy
 from evald.postures.fleet import fleet_engines
 from evald.testing import (
@@ -84,6 +84,30 @@ async def test_all_quarantined_stops_the_fleet_loudly(base: Path) -> None:
         assert rig.task is not None
         with pytest.raises(EvaldError, match=r"all 2 engines are quarantined .*no such int"):
             await rig.task
+
+
+async def test_a_full_disk_is_waited_for_and_not_held_against_the_engine(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RestartPolicy, "LOOK_AGAIN_S", 0.05)
+    async with fleet(base) as rig:
+        launcher, engine = rig.launchers[0], rig.engine()
+        launcher.disk_fault = "cannot write into /logs: No space left on device"
+        launcher.refuse = ["no room for the log"]
+        launcher.processes[-1].kill()
+        await rig.until_state(State.BACKOFF)
+        assert engine.view().detail.startswith("cannot write into /logs: No space left")
+        await asyncio.sleep(0.3)  # some more looks
+        assert len(launcher.refuse) == 1  # nothing is started on a full disk
+        for _ in range(6):  # each start fails over it once more
+            launcher.refuse = ["no room for the log"]
+            await rig.posture.restart("engine-0")
+            await rig.until(lambda: not launcher.refuse)
+            await rig.until_state(State.BACKOFF)
+        assert engine.restarts == 0
+        launcher.disk_fault = ""
+        await rig.until_state(State.READY)
+        assert engine.restarts == 0
 
 
 async def test_operator_restarts_an_engine_in_mid_point(base: Path) -> None:

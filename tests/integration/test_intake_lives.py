@@ -128,8 +128,8 @@ async def test_a_directory_that_hides_its_marker_is_told_once(
 ) -> None:
     from evald.staging import scan as scan_module  # noqa: PLC0415 (to be patched)
 
-    def closed(self: Any, directory: Path, *_: object) -> None:
-        self.closed.append(directory)
+    def closed(self: Any, directory: Path, step: int, run: str | None) -> None:
+        self.closed[directory] = scan_module.Unfinished(step, run)
 
     monkeypatch.setattr(scan_module._Look, "_snapshot", closed)
     async with node.life(scan_interval_s=0.1):
@@ -139,6 +139,28 @@ async def test_a_directory_that_hides_its_marker_is_told_once(
     ((name, detail),) = node.alerts
     assert name == "snapshot_closed"
     assert f"cannot look into {node.root}/step_1: its mode is 0700" in detail
+
+
+async def test_a_closed_folder_of_a_run_is_told_once(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.scandir
+
+    def refuse(path: str) -> Any:
+        if path == f"{node.root}/other/.":
+            raise PermissionError(13, "Permission denied", path)
+        return real(path)
+
+    monkeypatch.setattr("evald.staging.scan.os.scandir", refuse)
+    async with node.life(scan_interval_s=0.1):
+        (node.root / "other").mkdir(mode=0o700)
+        await until(lambda: bool(node.alerts))
+        snapshot(node.root / "step_1")
+        await node.next_point()
+        await asyncio.sleep(0.3)
+    ((name, detail),) = node.alerts
+    assert name == "snapshot_closed"
+    assert f"cannot look into {node.root}/other: its mode is 0700" in detail
 
 
 # --- an earlier life ---------------------------------------------------------------------------
@@ -282,6 +304,7 @@ async def test_broken_words_are_told_once_and_stay(node: Node) -> None:
     told = [entry["detail"] for entry in logs if entry["event"] == "staging_file_ignored"]
     assert len(told) == 2
     assert any("step_1.skip" in detail for detail in told)
+    assert sorted(node.alerts) == sorted(("staging_file_ignored", detail) for detail in told)
 
 
 async def test_a_word_that_vanishes_before_it_is_read(

@@ -189,3 +189,40 @@ def test_stragglers_are_aborted_at_the_engine_and_never_count(tmp_path: Path) ->
         write_snapshot(r.root / "step_2", seed=2, answer=7)
         assert str(r.point(2).outcome) == "ok"
         assert len(scored(r, "cut")) == counts.n_scored
+
+
+def used_s(r: Rig) -> float:
+    """Seconds that the running set has had, as the daemon has noted them."""
+    path = r.work / "results" / "time_used.json"
+    times = json.loads(path.read_bytes()) if path.exists() else {}
+    return float(times.get("t/step/1/r0", {}).get("cut", 0.0))
+
+
+def test_a_daemon_that_is_killed_again_and_again_still_ends_its_point(tmp_path: Path) -> None:
+    model = write_base_model(tmp_path / "base")
+    with (
+        engine(model, delay_s=0.2) as (fake, url),
+        rig(
+            tmp_path,
+            model=model,
+            posture=_ATTACHED.format(url=url),
+            sets=False,
+            dispatch="min_done_share = 0.01",
+        ) as r,
+    ):
+        add_sets(r, 'name = "cut"\nstragglers = "cut"\ncut_after_s = 5.0')
+        write_snapshot(r.root / "step_1", seed=1, answer=7)
+        for life in range(1, 4):  # each is less than half of what the set may take
+            r.start()
+            if life == 1:
+                until(lambda: attempts(fake).total() > 8, "some are answered")
+                fake.delay_s = 60.0
+            until(lambda: used_s(r) > 1.5 * life, "it takes its time")  # noqa: B023 (at once)
+            assert not r.points()
+            r.kill()
+            abort_all(url)
+        r.start()
+        point = r.point(1, timeout_s=10)
+        assert str(point.outcome) == "partial"
+        assert point.counts.n_resumed >= 8
+        assert "ended by cut_after_s = 5" in point.detail

@@ -1,4 +1,4 @@
-"""Attached, shared and restart mode on real SGLang in CPU mode, end to end."""
+"""Attached, shared and restart mode on real SGLang in CPU mode, alone and in the whole daemon."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import pytest
 import pytest_asyncio
 from fleet_rig import directory_of, plan_of
 from pool_rig import running
+from rig import rig
 from somebodys_server import SomebodysServer
+from test_postures import shared_request
 
 from evald.config import Attached, Fleet, Shared
 from evald.engines.pin import served_version
@@ -26,6 +28,13 @@ from evald.testing import FakeTrainer, serve_fake, write_base_model, write_snaps
 # one server of the test's own for most of the module
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 QUESTIONS = [[10, 20, 30], [40, 50, 60, 70], [80, 90]]
+POSTURE = """
+[{name}]
+model = "{{model}}"
+urls = ["{url}"]
+api_key_file = "{key_file}"
+alive_timeout_s = 30
+"""
 
 
 def _target(root: Path, step: int, version: str | None = None) -> PinTarget:
@@ -147,6 +156,55 @@ async def test_shared_engine_is_measured_on_its_version_or_not_at_all(
     os.kill(server.process.pid, 0)
 
 
+def _posture(name: str, server: SomebodysServer) -> str:
+    key_file = server.root / "key"
+    key_file.write_text(server.api_key)
+    return POSTURE.format(name=name, url=server.url, key_file=key_file)
+
+
+async def test_attached_daemon_pins_point_by_point_and_the_server_outlives_it(
+    tmp_path: Path, server: SomebodysServer
+) -> None:
+    posture = _posture("attached", server)
+    with rig(tmp_path, model=server.model, posture=posture, questions=40) as r:
+        r.start()
+        for step in (1, 2):
+            write_snapshot(r.root / f"step_{step}", seed=step, answer=1)
+            point = r.point(step, timeout_s=60)
+            assert str(point.outcome) == "ok", point.detail
+            assert point.counts.n_scored == point.counts.n_total == 80
+            assert point.provenance["sglang"] == "0.5.23"
+            assert all(v.startswith(f"t:{step}:") for v in point.weight_versions)
+        assert r.stop() == 0
+        assert not r.processes()
+    await server.api.health_generate(30.0)
+    assert await served_version(server.api) in point.weight_versions
+
+
+async def test_shared_daemon_gives_a_number_for_the_servers_version_and_none_for_another(
+    tmp_path: Path, server: SomebodysServer
+) -> None:
+    weights = write_snapshot(tmp_path / "trained", seed=40, answer=1, marker=None)
+    posture = _posture("shared", server)
+    with rig(tmp_path, model=server.model, posture=posture, questions=40) as r:
+        r.start()
+        await server.load(weights, "40")
+        shared_request(r, 40, "40")
+        point = r.point(40, timeout_s=60)
+        assert str(point.outcome) == "ok", point.detail
+        assert point.counts.n_scored == point.counts.n_total == 80
+        assert point.weight_versions == ["40"]
+        assert point.metrics["eval/a/weight_version/mean"] == 40
+        assert "eval/a" in point.metrics
+        shared_request(r, 41, "41")
+        other = r.point(41, timeout_s=60)
+        assert (str(other.outcome), other.reason) == ("skipped", "version_changed")
+        assert other.metrics == {"eval/step": 41, "eval/skipped_version_changed": 1}
+        assert r.stop() == 0
+    # evald has loaded nothing
+    assert await served_version(server.api) == "40"
+
+
 async def test_restart_mode_starts_the_engine_on_the_snapshot(root: Path) -> None:
     config = Fleet(
         model=str(write_base_model(root / "restarted")),
@@ -157,17 +215,19 @@ async def test_restart_mode_starts_the_engine_on_the_snapshot(root: Path) -> Non
         alive_timeout_s=110.0,
     )
     engines = fleet_engines(config, root / "results", plan=plan_of(config))
+    # without a tokenizer of its own: the base model's stands in
+    target = _target(root, 5)
+    for path in directory_of(target).glob("tokenizer*"):
+        path.unlink()
+    pinning = asyncio.create_task(engines.pin(target))  # before the first start: one is enough
     async with running(engines):
-        # without a tokenizer of its own: the base model's stands in
-        target = _target(root, 5)
-        for path in directory_of(target).glob("tokenizer*"):
-            path.unlink()
-        pin = await engines.pin(target)
+        pin = await pinning
         assert await _answers(engines, pin)
         [view] = engines.engines()
         assert (view.state, view.restarts) == ("serving", 0)
         assert view.weight_version == pin.weight_versions["engine-0"]
         assert view.pid is not None
         await engines.unpin(pin)
+    assert len(list((root / "results" / "engines" / "engine-0").glob("*.log"))) == 1
     with pytest.raises(ProcessLookupError):
         os.kill(view.pid, 0)

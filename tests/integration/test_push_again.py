@@ -117,20 +117,26 @@ def test_equal_bytes_of_another_run_get_its_marker(near: NearHost, spool: Path, 
     assert (root / "step_3" / "config.json").stat().st_ino == inode
 
 
+def state(path: Path) -> tuple[int, int, int]:
+    """Tell whether a file was written anew; reading it changes nothing of that."""
+    status = path.stat()
+    return status.st_ino, status.st_mtime_ns, status.st_ctime_ns
+
+
 def test_other_bytes_of_a_step_wait_for_its_point(near: NearHost, spool: Path, root: Path) -> None:
     old = export(spool, seed=1)
     end, _ = meddling(near, spool, root)
     pusher = PushCarrier(end, root=spool, busy_timeout_s=2.0)
     pusher.carry(old)
-    marked = (root / "step_3" / ".complete").stat()
+    marked = state(root / "step_3" / ".complete")
     pusher.carry(old)  # equal bytes: nothing happens to them
-    assert (root / "step_3" / ".complete").stat() == marked
+    assert state(root / "step_3" / ".complete") == marked
     new = export(spool, seed=2)
     board(root, 1, 2, 3)
     with pytest.raises(StillHeld, match=r"push step 3 again: evald has not ended its point") as e:
         pusher.carry(new)
     assert e.value.reason == "busy"
-    assert (root / "step_3" / ".complete").stat() == marked
+    assert state(root / "step_3" / ".complete") == marked
     board(root, 2, 2)
     names: list[list[str]] = []
     end.before_send = lambda _parcel: names.append(visible(root))

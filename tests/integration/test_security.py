@@ -199,6 +199,9 @@ def test_names_from_outside_lead_nowhere(node: Rig) -> None:
     for name in ("..evil", "\x1b[2J", "-rf", "a b"):
         write_snapshot(node.root / name / "step_34", seed=34, answer=7)
     write_snapshot(node.root / "\x1b[31mred", seed=35, answer=7)
+    latin = node.root / os.fsdecode(b"caf\xe9")  # no UTF-8
+    latin.mkdir()
+    (latin / ".complete").touch()
     escaped = write_snapshot(node.root / "step_36", seed=36, answer=7, marker=None)
     (escaped / ".complete").write_text(json.dumps({"run": "../../up", "step": 36}))
     ended = node.point(36)
@@ -207,6 +210,7 @@ def test_names_from_outside_lead_nowhere(node: Rig) -> None:
     assert node.point(33).detail == "two\\nlines \\x1b[31m\\u202e"
     until(lambda: node.log().count("staging_file_ignored") >= 5, "the broken words are told")
     until(lambda: "snapshot_misnamed" in node.log(), "the odd name is told")
+    until(lambda: "caf\\\\udce9" in node.log(), "so is one that is not UTF-8")
     steps = {point.step for point in node.points()}
     assert steps - {2} == {1, 33, 36}
     raw = node.results.read_bytes() + node.log().encode()

@@ -47,6 +47,7 @@ def test_what_is_over_the_budget_goes_at_once_and_makes_room(tmp_path: Path, qui
         until(lambda: not (r.root / "step_2").exists(), "the refused one is deleted")
         drop(r, "step_3", padding=2_000_000)
         assert r.point(3).reason == ""
+        until(lambda: not (r.root / "step_1").exists(), "the ring holds one")
         assert {path.name for path in r.root.glob("step_*")} == {"step_3"}
 
 

@@ -303,6 +303,7 @@ async def test_another_ledger_is_read_from_its_start(tmp_path: Path) -> None:
     assert await asyncio.to_thread(reader.read) == []
     assert "none is running" in reader.fault
     (tmp_path / "results.jsonl").rename(tmp_path / "old.jsonl")
+    (tmp_path / "results.lock").unlink()  # (it knows where the old one ended)
     async with stage(tmp_path, port=port) as s:
         await s.add_points(8, 9)
         assert await asyncio.to_thread(reader.read) == []

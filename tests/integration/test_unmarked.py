@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,22 @@ async def test_at_the_end_of_its_run_it_is_missing_before_that_is_told(node: Nod
         (node.root / "run.end").write_text(json.dumps({"last_step": 8}))
         assert (await lost(node)).key == PointKey("run", 8)
         assert isinstance(await node.next(), RunEnded)
+
+
+def test_one_that_evald_may_not_look_into_is_missing_until_it_is_opened(tmp_path: Path) -> None:
+    limits = "unmarked_after_s = 1.0\novertaken_after_s = 1.0"
+    # root, too, is to be refused
+    refused = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
+    with rig(tmp_path, python=write_fake_python(tmp_path / "python"), staging=limits) as r:
+        r.start(before=refused if os.getuid() == 0 else [])
+        directory = write_snapshot(r.root / ".hidden", answer=7)
+        directory.chmod(0)
+        directory = directory.rename(r.root / "step_1")
+        point = r.point(1)
+        assert point.reason == "ckpt_missing"
+        assert f"evald may not look into {directory}, for 1 s now" in point.detail
+        directory.chmod(0o755)
+        assert str(r.point(1, revision=1).outcome) == "ok"
 
 
 def test_in_a_whole_daemon_with_a_restart_between(tmp_path: Path) -> None:

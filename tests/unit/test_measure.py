@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,19 @@ from typing import Any
 import pytest
 
 from evald import measure as measure_module
-from evald.config import Dispatch
-from evald.errors import Unhealthy
+from evald.config import Dispatch, Results
+from evald.errors import EvaldError, InvalidSnapshot, SnapshotGone, Unhealthy
 from evald.judge import judge
 from evald.measure import Measure
 from evald.point import EvalPoint, PointKey, Snapshot, Timings
 from evald.postures.contract import PointResult, SetResult
-from evald.results.records import Counts, PointRecord
-from evald.staging.digest import fingerprint
+from evald.results import time_used as time_used_module
+from evald.results.index import PointIndex
+from evald.results.pause import Pause
+from evald.results.records import Accepted, Counts, PointRecord
+from evald.results.time_used import TimeUsed
+from evald.staging import failing
+from evald.staging.digest import content_digest, fingerprint
 from evald.status.view import EngineView
 from evald.testing import write_snapshot
 
@@ -38,9 +44,11 @@ class NoEngineLeft:
         raise Unhealthy(f"cannot pin {point.key}: no engine is left for {prepared.key}")
 
 
-def measure_of(posture: NoEngineLeft) -> Measure:
-    parts: dict[str, Any] = {"posture": posture}
-    return Measure(Dispatch(), marker=".complete", **parts)
+def measure_of(
+    posture: NoEngineLeft, limits: Dispatch | None = None, time_used: TimeUsed | None = None
+) -> Measure:
+    parts: dict[str, Any] = {"posture": posture, "time_used": time_used}
+    return Measure(limits or Dispatch(), marker=".complete", **parts)
 
 
 def start(measure: Measure, directory: Path, **fields: Any) -> asyncio.Task[PointRecord]:
@@ -189,3 +197,80 @@ async def test_exactly_the_least_share_is_enough(tmp_path: Path) -> None:
         limits=Dispatch(min_done_share=0.07),
     )
     assert record.outcome == "partial"
+
+
+async def test_a_file_system_that_fails_once_costs_no_point(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failing, "_PAUSES_S", (0.01, 0.01))
+    real_digest, real_look, failures = content_digest, fingerprint, [1, 1]
+
+    def fail_once(which: int, kind: type[EvaldError]) -> None:
+        if failures[which]:
+            failures[which] -= 1
+            raise kind("cannot read it") from OSError(errno.EIO, "Input/output error")
+
+    def digest(*args: Any, **kwargs: Any) -> str:
+        fail_once(0, InvalidSnapshot)
+        return real_digest(*args, **kwargs)
+
+    def look(*args: Any) -> tuple[str, int]:
+        fail_once(1, SnapshotGone)
+        return real_look(*args)
+
+    directory = write_snapshot(tmp_path / "step_1")
+    point = start(measure_of(Measured(too_few=False)), directory)
+    monkeypatch.setattr(measure_module, "content_digest", digest)
+    monkeypatch.setattr(measure_module, "fingerprint", look)
+    assert (await point).outcome == "ok"
+    assert failures == [0, 0]
+
+
+class Killed(NoEngineLeft):
+    """A posture under which the daemon is killed after ``life_s`` of each point."""
+
+    def __init__(self, life_s: float) -> None:
+        super().__init__("serving")
+        self.life_s = life_s
+        #: what was left of the deadline in each life.
+        self.left_s: list[float] = []
+
+    async def measure(self, point: EvalPoint, prepared: EvalPoint, **fields: Any) -> PointResult:
+        assert point is prepared
+        self.left_s.append(fields["deadline"] - asyncio.get_running_loop().time())
+        fields["stages"].set_begins("math")
+        await asyncio.sleep(self.life_s)
+        raise asyncio.CancelledError
+
+
+async def test_a_deadline_is_of_all_lives_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time_used_module, "INTERVAL_S", 0.05)
+    directory = write_snapshot(tmp_path / "step_1")
+    index, posture = PointIndex(), Killed(0.4)
+    index.apply(
+        Accepted(
+            run="r",
+            step=1,
+            record_id="r/step/1/r0/accepted",
+            directory=str(directory),
+            size_bytes=1,
+            fingerprint="f",
+        )
+    )
+    limits = Dispatch(point_deadline_s=0.6)
+    record = None
+    for _ in range(6):
+        times = TimeUsed(Results(dir=str(tmp_path)), index=index, pause=Pause())
+        life = start(measure_of(posture, limits, times), directory, digest="d")
+        await asyncio.wait([life], timeout=20)
+        if not life.cancelled():
+            record = life.result()
+            break
+    assert posture.left_s[0] == pytest.approx(0.6, abs=0.1)
+    assert posture.left_s[1] == pytest.approx(0.2, abs=0.15)
+    assert all(left_s < 0.01 for left_s in posture.left_s[2:])
+    assert record is not None
+    assert record.reason == "deadline"
+    assert "in earlier lives of the daemon" in record.detail

@@ -97,7 +97,11 @@ class Room:
             next_key=lambda run, step, kind: next_key(self.ledger.index, run, step, kind),
             regrades=None,  # type: ignore[arg-type]
             stop=lambda: None,
+            reload=self.reloaded,
         )
+
+    async def reloaded(self) -> str:
+        return "nothing has changed"
 
     def point(self, step: int, **snapshot: Any) -> EvalPoint:
         directory = write_snapshot(self.root / f"step_{step}", seed=step, answer=7)
@@ -187,3 +191,8 @@ async def test_what_cannot_be_retried_says_why(tmp_path: Path) -> None:
         for step, why in ((5, "only the trainer"), (6, "is deleted"), (7, "no such point")):
             with pytest.raises(EvaldError, match=why):
                 await r.operate(Command(verb="retry", step=step))
+
+
+async def test_a_reload_says_what_it_has_done(tmp_path: Path) -> None:
+    async with room(tmp_path) as r:
+        assert await r.operate(Command(verb="reload")) == "nothing has changed"

@@ -16,6 +16,9 @@ class NoLauncher:
     async def launch(self, attempt: int, boot: Boot | None = None) -> Launched:
         raise EvaldError(f"nothing is launched here ({attempt}, {boot})")
 
+    def log_fault(self) -> str:
+        return ""
+
 
 def test_engines_of_one_group_share_their_pin_mode(tmp_path: Path) -> None:
     groups = [Group(name="a", engines=2, gpus=0, gpus_per_engine=1), Group(name="b", engines=1)]

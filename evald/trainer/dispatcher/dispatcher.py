@@ -298,7 +298,7 @@ class EvalDispatcher:
 
         ``on_record`` is called with each of them first; if it raises, the next call goes on with
         the record after that. Records have what the ledger's have: ``step``, ``outcome``,
-        ``metrics``, ... Nothing is waited for.
+        ``metrics``, ... Nothing is waited for. Into W&B: ``evald.results.sinks.WandbBuffer``.
         """
         desk = self._parts.desk
         if desk is None:

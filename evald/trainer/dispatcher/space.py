@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from evald.status.view import StagingView
-from evald.trainer.dispatcher.reservation import Reservations
+from evald.trainer.publish.budget import no_room, over_budget
+from evald.trainer.publish.reservation import Reservations
 
 #: the file system's own, which the estimate does not know.
 _MARGIN_BYTES = 32 << 20
@@ -65,21 +66,23 @@ class Room:
         least = far.min_free_bytes if far is not None else 0
         free = _free_bytes(self._root)
         if free is not None and free - exporting_bytes < need_bytes + max(_MARGIN_BYTES, least):
-            return _no_room(need_bytes, self._root, free)
+            return no_room(need_bytes, self._root, free)
         if far is None:
             return None
         if alive and far.free_bytes - on_its_way_bytes < need_bytes + least:
-            return _no_room(need_bytes, f"the staging root {far.root}", far.free_bytes)
+            return no_room(need_bytes, f"the staging root {far.root}", far.free_bytes)
         try:
             return self._here(far.root).take(
-                step, need_bytes, lambda used: _over_budget(need_bytes, used, far, final=final)
+                step,
+                need_bytes,
+                lambda used: over_budget(need_bytes, used, far.max_bytes, final=final),
             )
         except TimeoutError as error:
             return f"cannot reserve room for the snapshot: {error}"
         except OSError:
             pass  # elsewhere, or another user's: the daemon's own numbers must do
         used = far.used_bytes + on_its_way_bytes
-        return _over_budget(need_bytes, used, far, final=final) if alive else None
+        return over_budget(need_bytes, used, far.max_bytes, final=final) if alive else None
 
     def give_back(self, step: int) -> None:
         """End what was taken for a step: it is published, or will not be."""
@@ -96,25 +99,8 @@ class Room:
             places = [path for path in (self._root, self._root.parent) if path.exists()]
             if not any(path.samefile(far_root) for path in places):
                 raise FileNotFoundError(f"{self._root} does not lie in {far_root}")
-            self._reservations = Reservations(Path(far_root))
+            self._reservations = Reservations(Path(far_root), self._root)
         return self._reservations
-
-
-def _no_room(need_bytes: int, where: object, free: int) -> str:
-    return (
-        f"the snapshot takes about {_size(need_bytes)}, and {where} has {_size(free)} free; make "
-        "room there, or lower staging.keep or dispatch.max_in_flight"
-    )
-
-
-def _over_budget(need_bytes: int, used: int, far: StagingView, *, final: bool) -> str | None:
-    if final or far.max_bytes is None or used + need_bytes <= far.max_bytes:
-        return None
-    return (
-        f"the snapshot takes about {_size(need_bytes)}, and {_size(used)} of "
-        f"staging.max_bytes = {far.max_bytes} are used; raise it, or lower staging.keep or "
-        "dispatch.max_in_flight"
-    )
 
 
 def _files(base_dir: Path) -> Iterator[Path]:
@@ -145,8 +131,3 @@ def _free_bytes(root: Path) -> int | None:
             return None
         return disk.f_bavail * disk.f_frsize
     return None
-
-
-def _size(number: int) -> str:
-    """Show bytes for people."""
-    return f"{number / 1e9:.3g} GB" if number >= 1e9 else f"{number / 1e6:.3g} MB"  # noqa: PLR2004

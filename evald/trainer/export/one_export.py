@@ -136,7 +136,8 @@ class Export:
     def _open(self, ranks: Ranks) -> Path:
         """Let rank 0 make the directory that all write into; return it."""
         if ranks.rank == 0:
-            self._try(self._draft.open)
+            # (of an iterator's weights nobody knows the size)
+            self._try(lambda: self._draft.open(self._plan.size_bytes or None))
             self._try(self._check_room)
             self._try(self._make_folders)
         return Path(settle(ranks, self._step, str(self._draft.directory), self._told())[0])

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from evald.results.compressed import SUFFIX, stored_file, unpack
+from evald.results.compressed import SUFFIX, places, unpack
 from evald.results.follow import Follower
 from evald.status.view import StatusView
 from evald.trainer.publish.names import read_small
@@ -48,14 +49,18 @@ class FileLink:
 
     def status(self) -> StatusView | None:
         """Return the newest status that was written; None when there is none, or another's."""
+        newest: StatusView | None = None
         for path in self._boards():
             try:
                 status = msgspec.json.decode(read_small(path), type=StatusView)
             except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 continue  # nobody has served here, or an evald that speaks another schema
-            self._told = Path(status.results)
-            return status
-        return None
+            # (a root that evald has owned once has an old one)
+            if newest is None or status.time > newest.time:
+                newest = status
+        if newest is not None:
+            self._told = Path(newest.results)
+        return newest
 
     def records(self, after: int) -> list[dict[str, Any]]:
         """Return the next records with ``seq`` above ``after``: some megabytes at a time.
@@ -99,12 +104,10 @@ class FileLink:
             return None
         folder = ledger.parent / "samples" / run / f"{kind}_{step}.{revision}"
         try:
-            path = stored_file(folder / f"{set_name}.jsonl")
-            if path is None:
+            content = _stored(folder / f"{set_name}.jsonl")
+            if content is None:
                 return None
-            content = read_small(path)
-            lines = (unpack(content) if path.suffix == SUFFIX else content).splitlines()
-            return [msgspec.json.decode(line) for line in lines if line]
+            return [msgspec.json.decode(line) for line in content.splitlines() if line]
         except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None
 
@@ -123,6 +126,15 @@ class FileLink:
 
 def _ledger(path: Path) -> Path:
     return path if path.suffix == ".jsonl" or path.is_file() else path / _LEDGER
+
+
+def _stored(journal: Path) -> bytes | None:
+    """Read the samples of a journal, compressed or not; None: there are none. Raises OSError."""
+    for path in places(journal):
+        with suppress(FileNotFoundError):
+            content = read_small(path)
+            return unpack(content) if path.suffix == SUFFIX else content
+    return None
 
 
 def _record(line: bytes) -> dict[str, Any] | None:

@@ -6,12 +6,13 @@ sees half of one; a failure (also a full file system) leaves nothing behind.
 """
 
 from evald.trainer.publish.draft import Draft, publish, sweep_leftovers
-from evald.trainer.publish.faults import PublishError, StillEvaluating
+from evald.trainer.publish.faults import NoRoom, PublishError, StillEvaluating
 from evald.trainer.publish.names import check_place
 from evald.trainer.publish.words import end_run, skip, write_request
 
 __all__ = [
     "Draft",
+    "NoRoom",
     "PublishError",
     "StillEvaluating",
     "check_place",

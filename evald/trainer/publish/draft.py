@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
+from evald.trainer.publish.budget import Claim
 from evald.trainer.publish.content import list_files, make_parents, open_up
 from evald.trainer.publish.ended import runs_of, wait_until_ended
 from evald.trainer.publish.faults import PublishError
@@ -45,6 +46,7 @@ class Draft:
         pattern: str = "step_{step}",
         marker: str = ".complete",
         busy_timeout_s: float = 60.0,
+        size_bytes: int | None = None,
     ) -> None:
         self._started = time.monotonic()
         self._root = checked_root(root)
@@ -53,7 +55,9 @@ class Draft:
         self._final = final
         self._marker = marker
         self._busy_timeout_s = busy_timeout_s
+        self._size_bytes = size_bytes
         self._name = name_of(pattern, step)
+        self._claim = Claim(self._root, step, final=final)
         self._undo = ExitStack()
         #: the hidden directory, open and locked for as long as it is written.
         self._held: int | None = None
@@ -65,15 +69,18 @@ class Draft:
     def __enter__(self) -> Self:
         with ExitStack() as undo:
             undo.callback(self.discard)
-            self.open()
+            self.open(self._size_bytes)
             undo.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.discard()
 
-    def open(self) -> None:
-        """Begin, once the step's earlier point has ended; its snapshot stays until ``seal``."""
+    def open(self, size_bytes: int | None = None) -> None:
+        """Begin, once the step's earlier point has ended; its snapshot stays until ``seal``.
+
+        ``size_bytes``: what the snapshot will take; None: nobody knows.
+        """
         root, target = self._root, self._root / self._name
         make_root(root)
         for leftover in root.glob(f".tmp-{flat(self._name)}.*"):
@@ -85,6 +92,7 @@ class Draft:
                 raise PublishError(
                     f"cannot publish step {self._step}: another process is publishing it right now"
                 )
+        self._claim.take(size_bytes)
         self._make_directory()
 
     def seal(
@@ -106,6 +114,7 @@ class Draft:
                 f"cannot publish step {self._step}: nothing was written into {self.directory}"
             )
         self._check_written(files, known or {})
+        self._claim.take(sum(int(entry["size"]) for entry in files.values()))
         open_up(self.directory, root)
         make_parents(target, root)
         if self._held is None or not is_open(self.directory, self._held):
@@ -204,6 +213,7 @@ class Draft:
         earlier, self._earlier = self._earlier, None
         unlock(held)
         unlock(earlier)
+        self._claim.give_back()
 
     def _remove(self, directory: Path) -> None:
         """Remove a directory in which another process may still be writing."""
@@ -236,6 +246,7 @@ def publish(
     hashes: bool = True,
     stall_s: float | None = None,
     busy_timeout_s: float = 60.0,
+    size_bytes: int | None = None,
 ) -> Path:
     """Let ``build(directory)`` write a snapshot and publish it in ``root``; return its directory.
 
@@ -244,9 +255,11 @@ def publish(
     for this export; None: as long as this call. ``root`` is made if its parent is there. A step
     that was published before is replaced by the complete new snapshot, and stays where there is
     none; evald must have ended its point, before and after the writing: each wait takes at most
-    ``busy_timeout_s``.
+    ``busy_timeout_s``. ``size_bytes``: about what ``build`` will write, reserved in the staging
+    root's budget; None: as much as the largest snapshot there takes.
 
-    Raises StillEvaluating after that wait, PublishError when ``build`` wrote no file or another
+    Raises StillEvaluating after that wait, NoRoom when the budget has no room (also when more was
+    written than it has), PublishError when ``build`` wrote no file or another
     process publishes the step at the same time, OSError (ENOSPC when the file system is full),
     and ValueError for a ``root`` or ``pattern`` that cannot be; nothing is left behind.
     """
@@ -258,6 +271,7 @@ def publish(
         pattern=pattern,
         marker=marker,
         busy_timeout_s=busy_timeout_s,
+        size_bytes=size_bytes,
     ) as draft:
         build(draft.directory)
         return draft.seal(hashes=hashes, stall_s=stall_s)

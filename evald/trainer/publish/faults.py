@@ -9,5 +9,9 @@ class PublishError(EvaldError):
     """The snapshot cannot be published as asked."""
 
 
+class NoRoom(PublishError):
+    """The staging root's budget, or its file system, has no room for the snapshot."""
+
+
 class StillEvaluating(PublishError):
     """The step was published before and evald has not ended its point yet."""

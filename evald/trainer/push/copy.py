@@ -13,6 +13,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from evald.trainer.contract import NoSpace, PushError
+from evald.trainer.publish import NoRoom
+from evald.trainer.publish.budget import Claim
 from evald.trainer.publish.content import hash_file, open_up
 from evald.trainer.publish.locks import lock, unlock
 from evald.trainer.push.far import (
@@ -40,6 +42,8 @@ class CopyFar:
         self._streams = streams
         #: the hidden directory of the push under way, locked.
         self._held: int | None = None
+        #: its room in the budget.
+        self._claim: Claim | None = None
 
     def __str__(self) -> str:
         """Show it as it was given."""
@@ -71,6 +75,7 @@ class CopyFar:
                 _remove(final.rename(old))
             self._sweep(parcel.name, keep=temporary)
             self._hold(temporary)
+            self._reserve(parcel)
             there = sum(path.stat().st_size for path in temporary.rglob("*") if path.is_file())
             disk = os.statvfs(self._root)
         free_bytes = disk.f_bavail * disk.f_frsize
@@ -81,6 +86,16 @@ class CopyFar:
         """Let go of the hidden directory; what is in it stays."""
         held, self._held = self._held, None
         unlock(held)
+        claim, self._claim = self._claim, None
+        if claim is not None:
+            claim.give_back()
+
+    def _reserve(self, parcel: Parcel) -> None:
+        self._claim = Claim(self._root, parcel.temporary, final=parcel.said.final)
+        try:
+            self._claim.take(parcel.size_bytes)
+        except NoRoom as error:
+            raise NoSpace(f"cannot push {parcel.name} to {self}: {error}") from error
 
     def _hold(self, temporary: Path) -> None:
         if temporary.is_symlink():

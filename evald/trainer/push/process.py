@@ -33,6 +33,14 @@ class Command(msgspec.Struct, frozen=True):
     stdin: bytes = b""
 
 
+def tethered(args: Sequence[str]) -> list[str]:
+    """Return a command line that ends with this process, however that dies.
+
+    An orphan would go on writing into a directory that a second push believes to be its own.
+    """
+    return [sys.executable, "-I", "-S", "-c", _TETHER, str(os.getpid()), *args]
+
+
 class Done(msgspec.Struct, frozen=True):
     """How it ended; ``code`` is negative for a signal."""
 
@@ -48,10 +56,8 @@ class _Child:
         stdin, self._out, self._err = (stack.enter_context(_memory()) for _ in range(3))
         stdin.write(command.stdin)
         stdin.seek(0)
-        # An orphan would go on writing into a directory that a second push believes to be its own.
-        tether = [sys.executable, "-I", "-S", "-c", _TETHER, str(os.getpid())]
         self.process = subprocess.Popen(  # noqa: S603 - the arguments are ours, no shell
-            [*tether, *command.args],
+            tethered(command.args),
             stdin=stdin,
             stdout=self._out,
             stderr=self._err,

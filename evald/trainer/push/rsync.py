@@ -8,8 +8,19 @@ import shlex
 from collections.abc import Sequence
 
 from evald.trainer.contract import NoSpace, PushError
+from evald.trainer.publish.budget import over_budget
 from evald.trainer.push import scripts
-from evald.trainer.push.far import State, Where, check_room, late, linked, no_root, taken
+from evald.trainer.push.far import (
+    State,
+    Where,
+    check_room,
+    late,
+    linked,
+    no_root,
+    read_board,
+    taken,
+)
+from evald.trainer.push.hold import Holder
 from evald.trainer.push.manifest import SourceFile
 from evald.trainer.push.plan import Parcel, by_name, share_out, temporary_prefix
 from evald.trainer.push.process import Command, Done, failed, run_all
@@ -51,6 +62,8 @@ class RsyncFar:
         options = [word for key, value in _SSH_OPTIONS.items() for word in ("-o", f"{key}={value}")]
         self._ssh = [*ssh, *options]
         self._max_bytes_s = max_bytes_s
+        #: holds the room of the push under way.
+        self._holder: Holder | None = None
 
     def __str__(self) -> str:
         """Show it as it was given."""
@@ -72,6 +85,7 @@ class RsyncFar:
                 return state
             case "absent":
                 self._check_room(parcel, lines)
+                self._reserve(parcel, deadline)
                 return state
         raise PushError(f"cannot push to {self}: its shell answers {said[-200:]!r}")
 
@@ -82,6 +96,35 @@ class RsyncFar:
         if room is not None and used is not None:
             free_bytes, there_bytes = int(room[3]) << 10, int(used[0]) << 10
             check_room(parcel, self, there_bytes=there_bytes, free_bytes=free_bytes)
+
+    def _reserve(self, parcel: Parcel, deadline: float) -> None:
+        """Reserve room in the staging root's budget, where it has one; see ``publish/budget.py``.
+
+        Where it cannot be counted (no flock there, another user's root) the daemon judges later.
+        """
+        self.release()
+        board = read_board(self, deadline)
+        staging = None if board is None else board.staging
+        if staging is None or staging.max_bytes is None:
+            return
+        final = "yes" if parcel.said.final else "no"
+        words = [parcel.temporary, str(parcel.size_bytes), f"push.{os.urandom(8).hex()}"]
+        self._holder = Holder(
+            self._words(scripts.RESERVE, [*words, str(staging.max_bytes), final]),
+            (scripts.PROMISED, scripts.FULL, scripts.LOCKED, scripts.UNKNOWN),
+            deadline,
+        )
+        match self._holder.said.split():
+            case [scripts.FULL, used]:
+                refusal = over_budget(
+                    parcel.size_bytes, int(used), staging.max_bytes, final=parcel.said.final
+                )
+                raise NoSpace(f"cannot push {parcel.name} to {self}: {refusal}")
+            case [scripts.LOCKED]:
+                raise PushError(
+                    f"cannot push {parcel.name} to {self}: another process counts what lies there, "
+                    "and does not come to an end; look for it on that host"
+                )
 
     def send(
         self, parcel: Parcel, files: Sequence[SourceFile], deadline: float, *, again: bool
@@ -130,7 +173,10 @@ class RsyncFar:
         self._script(scripts.DISCARD, [temporary_prefix(name)], deadline)
 
     def release(self) -> None:
-        """Do nothing: rsync writes the same bytes into the same places, whoever calls it."""
+        """End the promise of room; who calls rsync writes the same bytes into the same places."""
+        holder, self._holder = self._holder, None
+        if holder is not None:
+            holder.end()
 
     def _write(
         self, script: str, name: str, content: bytes, more: Sequence[str], deadline: float
@@ -141,9 +187,12 @@ class RsyncFar:
     def _script(
         self, script: str, arguments: Sequence[str], deadline: float, stdin: bytes = b""
     ) -> str:
-        words = ["sh", "-c", script, "sh", self._root, *arguments]
-        command = Command([*self._ssh, self._host, shlex.join(words)], stdin)
+        command = Command(self._words(script, arguments), stdin)
         return self._run([command], deadline)[0].out
+
+    def _words(self, script: str, arguments: Sequence[str]) -> list[str]:
+        words = ["sh", "-c", script, "sh", self._root, *arguments]
+        return [*self._ssh, self._host, shlex.join(words)]
 
     def _rsync(
         self,

@@ -93,6 +93,55 @@ mkdir -p -- "$(dirname -- "$5")" "$(dirname -- "$6/${{2#"$5/"}}")" || exit
 mv -fT -- "$6" "$5" && mv -fT -- "$3" "$2" || { rm -f -- "$3"; exit 1; }
 """
 )
+#: what RESERVE says: the room is reserved; it is not there (used bytes follow); another process
+#: counts for too long; room cannot be counted there.
+PROMISED, FULL, LOCKED, UNKNOWN = "promised", "full", "locked", "unknown"
+#: $2 the hidden directory, $3 bytes needed, $4 name of the promise, $5 max_bytes, $6 yes: final.
+#: Counts and promises as ``publish/reservation.py`` does, and holds the promise until its standard
+#: input ends.
+RESERVE = (
+    _BEGIN
+    + f"""
+top=.
+if [ ! -f .evald/status.json ]; then top=..; fi
+reserved=$top/.evald/reserved
+command -v flock >/dev/null && mkdir -p -- "$reserved" 2>/dev/null || {{ echo {UNKNOWN}; exit; }}
+if [ ! -e "$reserved/lock" ]; then (: > "$reserved/lock") 2>/dev/null || :; fi
+if [ ! -r "$reserved/lock" ] || [ ! -w "$reserved" ]; then echo {UNKNOWN}; exit; fi
+exec 9<"$reserved/lock" 8<"$2"
+flock -w 5 9 || {{ echo {LOCKED}; exit; }}
+flock -n 8 || :
+bytes() {{
+  find "$@" -type f -printf '%s\n' 2>/dev/null | awk '{{ n += $1 }} END {{ printf "%.0f", n }}'
+}}
+promised=0
+for one in "$reserved"/*; do
+  if [ "$one" = "$reserved/lock" ]; then continue; fi
+  if flock -n -s "$one" true 2>/dev/null; then rm -f -- "$one"
+  else promised=$((promised + $(cat -- "$one" 2>/dev/null || echo 0))); fi
+done
+under_way=0
+for one in "$top"/.tmp-* "$top"/.push-* "$top"/*/.tmp-* "$top"/*/.push-*; do
+  if [ -d "$one" ] && ! flock -n -s "$one" true; then
+    under_way=$((under_way + $(bytes "$one")))
+  fi
+done
+others=$(($(bytes "$top" -path "$top/.evald" -prune -o) + $(bytes "$top/.evald/trash") - under_way))
+writing=$((promised + $3))
+if [ "$writing" -lt "$under_way" ]; then writing=$under_way; fi
+if [ "$6" != yes ] && [ $((others + writing)) -gt "$5" ]; then
+  echo {FULL} $((others + writing - $3))
+  exit
+fi
+printf %s "$3" > "$reserved/$4" || {{ echo {UNKNOWN}; exit; }}
+exec 7<"$reserved/$4"
+flock 7
+exec 9<&-
+echo {PROMISED}
+cat >/dev/null
+rm -f -- "$reserved/$4"
+"""
+)
 #: $2 how the hidden names begin.
 DISCARD = (
     _BEGIN

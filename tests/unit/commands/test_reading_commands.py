@@ -8,19 +8,11 @@ from types import ModuleType
 import msgspec
 import pytest
 
-from evald.commands import status, tail, wait
+from evald.commands import tail, wait
 from evald.config import Config, Fleet, Results, Staging
-from evald.point import Kind, Outcome
+from evald.point import Outcome
 from evald.results import locate
 from evald.results.records import Alert, PointRecord
-from evald.status.view import (
-    EngineView,
-    PointView,
-    RegradeView,
-    SetView,
-    StagingView,
-    StatusView,
-)
 
 
 def call(command: ModuleType, *argv: object) -> int:
@@ -179,93 +171,3 @@ def test_a_file_is_meant_as_one_whatever_its_name(tmp_path: Path) -> None:
     assert locate.results_file(str(copy)) == copy
     assert locate.results_file(str(tmp_path)) == tmp_path / "results.jsonl"
     assert locate.results_file("missing/x.jsonl") == Path("missing/x.jsonl")
-
-
-# --- status
-
-
-VIEW = StatusView(
-    version="0.1",
-    pid=42,
-    beat=7,
-    time=1.0,
-    uptime_s=3725.0,
-    state="serving",
-    run="demo",
-    results="/results/" + "long/" * 30,
-    cap=2,
-    queued=[PointView(run="demo", step=80, revision=1, kind="step", state="queued", since_s=75)],
-    running=[
-        PointView(
-            run="demo",
-            step=40,
-            revision=0,
-            kind=Kind.STEP,
-            state="evaluating",
-            since_s=12.0,
-            sets=[
-                SetView(name="copy", done=50, total=100, score=0.25),
-                SetView(name="sort", done=0, total=0),
-            ],
-        )
-    ],
-    ended={"ok": 3, "partial": 0, "skipped": 1},
-    engines=[
-        EngineView(
-            name="engine-0",
-            state="serving",
-            weight_version="demo:40:abcdef01:x",
-            in_flight=8,
-            restarts=2,
-            detail="restarted",
-        ),
-        EngineView(name="engine-1", state="starting"),
-    ],
-    staging=StagingView(root="/staging", used_bytes=3 << 20, free_bytes=5 << 40, snapshots=2),
-    regrades=[
-        RegradeView(ticket="a", run="demo", state="done", points=9),
-        RegradeView(ticket="b", run="demo", points=7, points_done=2, samples=40, samples_done=30),
-    ],
-    last_seq=9,
-)
-
-
-def test_status_shows_everything_that_matters() -> None:
-    text = "\n".join(status.render(VIEW))
-    for part in (
-        "serving  run demo  pid 42  up 1h02m",
-        "2 snapshots, 3.0 MiB used, 5.0 TiB free",
-        "3 ok, 0 partial, 1 skipped",
-        "engine-0   serving        8 in flight  demo:40:abcdef01:x  2 restarts  restarted",
-        "engine-1   starting       0 in flight  -",
-        "running (1 of 2)",
-        "step 40        evaluating  12s",
-        "##########..........     50/100  score 0.250",
-        "....................      0/0",
-        "queued (1)",
-        "step 80 r1     queued      1m15s",
-        "regrade  run demo: 2 of 7 points, and 30 of 40 samples of the next one",
-    ):
-        assert part in text
-    assert text.count("regrade") == 1
-
-
-def test_an_idle_status_is_short_and_whole() -> None:
-    idle = msgspec.structs.replace(
-        VIEW, queued=[], running=[], ended={}, engines=[], staging=None, regrades=[], results="/r"
-    )
-    assert status.render(idle) == [
-        "evald 0.1  serving  run demo  pid 42  up 1h02m",
-        "results  /r (seq 9)",
-        "ended    none",
-        "engines  none",
-        "running (0 of 2)",
-        "queued (0)",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("n_bytes", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (7 << 30, "7.0 GiB")]
-)
-def test_sizes_are_readable(n_bytes: int, text: str) -> None:
-    assert status._size(n_bytes) == text

@@ -119,6 +119,9 @@ class Engine:
             task.cancel()
             await asyncio.wait((task,))
 
+    def load(self) -> Load | None:
+        return self.adaptive.meter.load
+
     async def looks(self, count: int) -> None:
         wanted = self.asked + count
         while self.asked < wanted:
@@ -181,3 +184,25 @@ async def test_a_server_that_does_not_tell_is_judged_by_its_answers(error: Excep
                 break
         assert engine.slots.limit > START_LIMIT
         assert (engine.asked == 1) is isinstance(error, EngineRejected)
+
+
+async def test_people_see_the_load_while_the_engine_works_and_nothing_of_an_idle_one() -> None:
+    engine = Engine()
+    async with engine.looked_at():
+        engine.fill()
+        engine.rank = {"token_usage": 0.5, "num_waiting_reqs": 3}
+        await engine.looks(3)
+        load = engine.load()
+        assert load is not None
+        assert (load.token_usage, load.waiting) == (0.5, 3)
+        assert engine.adaptive.meter.tokens_per_s is not None
+        engine.filling = False
+        engine.empty()
+        async with asyncio.timeout(10):
+            while engine.load() is not None:
+                await asyncio.sleep(LOOK_S)
+        engine.filling = True
+        engine.fill()
+        await engine.looks(3)
+        assert engine.load() is not None
+    assert engine.load() is None

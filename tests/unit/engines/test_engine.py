@@ -12,7 +12,7 @@ import pytest
 
 from evald.config import Fleet
 from evald.engines.api import EngineUnreachable
-from evald.engines.engine import Engine, Order, Upkeep
+from evald.engines.engine import SLACK_S, Engine, Order, Upkeep
 from evald.engines.launcher import Boot, Launched
 from evald.engines.pin import PinFailed, PinStage, Proof
 from evald.engines.readiness import layout_of
@@ -60,6 +60,9 @@ class Refusing:
         assert boot is None
         self.attempts.append(attempt)
         raise self.error
+
+    def log_fault(self) -> str:
+        return ""
 
 
 def engine(name: str = "engine-0", **upkeep: Any) -> Engine:
@@ -268,3 +271,26 @@ async def test_a_change_between_look_and_wait_is_not_lost() -> None:
     async with asyncio.timeout(1.0):
         await changes.wait(ticket, 60.0)
     await changes.wait(changes.ticket(), 0.01)  # no change: returns at the deadline
+
+
+def test_an_engine_that_stays_in_a_state_beyond_all_timeouts_stands_still() -> None:
+    now = 0.0
+    one = Engine(
+        "engine-0",
+        Fleet(model="/m", load_timeout_s=100, drain_timeout_s=10),
+        Upkeep(start_timeout_s=1000, stop_grace_s=10),
+        events=Silent(),
+        clock=lambda: now,
+    )
+    now = 1e6
+    assert one.pulse.overdue(1) == ""  # none is wanted
+    one.machine.transition(State.STARTING)
+    now += 1000 + 10 + 10 + 2 * 100 + SLACK_S
+    assert one.pulse.overdue(1) == ""
+    now += 1
+    assert one.pulse.overdue(1).startswith("engine-0: 'starting' since 1521 s")
+    one.machine.transition(State.UNHEALTHY)
+    assert one.pulse.overdue(1) == ""
+    one.machine.transition(State.QUARANTINED)
+    now += 1e9
+    assert one.pulse.overdue(1) == ""  # an operator has to look

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from evald.engines.process_log import last_words, next_log
+from evald.engines.process_log import last_words, log_fault, next_log
 
 KEY = "s3cret"
 
@@ -56,3 +56,11 @@ def test_numbers_of_logs_go_on_and_the_oldest_go(tmp_path: Path) -> None:
     (directory / "10000.log").touch()
     assert next_log(directory, keep=2).name == "10001.log"
     assert {path.name for path in directory.iterdir()} == {"10000.log", "mine.log"}
+
+
+def test_whether_a_log_can_be_written(tmp_path: Path) -> None:
+    assert log_fault(tmp_path / "engines" / "engine-0") == ""
+    assert list((tmp_path / "engines" / "engine-0").iterdir()) == []
+    (tmp_path / "file").touch()
+    fault = log_fault(tmp_path / "file" / "engine-0")
+    assert fault.startswith(f"cannot write into {tmp_path}/file/engine-0: Not a directory; make")

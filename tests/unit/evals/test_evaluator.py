@@ -179,6 +179,23 @@ async def test_progress_can_be_seen(world: World, make_set: Any) -> None:
     assert world.evaluator.view() == []
 
 
+async def test_the_time_left_is_told_from_the_pace_of_the_set(
+    world: World, make_set: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evald.evals.pace._LEAST_S", 0.0)
+    world.sets = [make_set(rows_of(20), "one"), make_set(rows_of(2, "b"), "two")]
+    posture = FakePosture(lambda text: hang(text) if text == "q19" else text)
+    task = asyncio.create_task(world.evaluate(posture))
+    await until(lambda: world.evaluator is not None and world.evaluator.view()[0].done == 19)
+    assert world.evaluator is not None
+    one, _ = world.evaluator.view()
+    assert one.left_s is not None
+    await until(lambda: world.evaluator is not None and (world.evaluator.view()[1].left_s == 0))
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
 async def test_a_slow_grader_does_not_keep_the_engines_waiting(world: World, make_set: Any) -> None:
     world.workers = WorkerPool(size=1)
     world.sets = [make_set(rows_of(6), grader="regex", regex="(a+)+b", grader_timeout_s=30.0)]

@@ -59,12 +59,15 @@ async def test_one_regrade_at_a_time(
 
     monkeypatch.setattr(Grading, "grade", slow)
     monkeypatch.setattr(service_module, "_LOG_INTERVAL_S", 0.0)
+    monkeypatch.setattr(service_module, "_SLACK_S", -1e9)
     async with running(world, [toy]) as service:
+        assert service.pulse.overdue(0) == ""
         said = await service.start(What(run=RUN), "t1")
         assert said == "1 point of run 'r' will be graded again"
         (view,) = service.views()
         await until(lambda: view.samples_done == 1)
         assert (view.ticket, view.state, view.points, view.samples) == ("t1", "running", 1, 3)
+        assert service.pulse.overdue(1e9).startswith("regrade: 'grading' since")
         with pytest.raises(CannotRegrade, match="another regrade is running"):
             await service.start(What(run=RUN), "t2")
         gate.set()
@@ -74,6 +77,7 @@ async def test_one_regrade_at_a_time(
         await service.start(What(run=RUN, steps=[1]), "t3")
         await until(lambda: service.views()[-1].state == "done")
         assert [one.ticket for one in service.views()] == ["t1", "t3"]
+        await until(lambda: not service.pulse.overdue(0))
 
 
 async def test_a_point_that_cannot_be_graded_again_does_not_keep_the_others_from_it(

@@ -77,6 +77,20 @@ async def test_after_a_time_the_rest_is_given_up(world: World, make_set: Any) ->
     assert result.metrics["eval/toy/score_high"] == 0.25
 
 
+@pytest.mark.parametrize(
+    "what", [{"stragglers": "cut", "cut_after_s": 30.0}, {"set_deadline_s": 30.0}]
+)
+async def test_time_in_earlier_lives_counts(world: World, make_set: Any, what: Any) -> None:
+    world.sets = [make_set(rows_of(4), **what)]
+    world.used_s = 29.7
+    posture = FakePosture(lambda text: hang(text) if text == "q3" else text)
+    result = await asyncio.wait_for(world.evaluate(posture), 10)
+    assert (result.counts.n_scored, result.counts.n_cut) == (3, 1)
+    world.used_s = 100.0
+    result = await asyncio.wait_for(world.evaluate(FakePosture(hang)), 10)
+    assert (result.counts.n_resumed, result.counts.n_cut) == (3, 1)
+
+
 async def test_what_is_done_in_time_is_not_cut(world: World, make_set: Any) -> None:
     world.sets = [make_set(rows_of(4), stragglers="cut", cut_at_share=0.5)]
     # all at once: they are done before anything can be cut
@@ -131,6 +145,9 @@ class Nowhere:
     def state(self, state: str) -> None:
         assert state == "pinning"
 
+    def set_begins(self, name: str) -> float:
+        raise AssertionError(name)
+
     async def set_done(self, result: SetResult) -> None:
         raise AssertionError(result)
 
@@ -151,9 +168,10 @@ async def test_a_point_that_is_not_pinned_ends_at_its_deadline(world: World, mak
     evaluator, prepared = await world.prepared()
     posture = EvaluatedPosture(NeverPinned(str), evaluator, loads=True)
     deadline = asyncio.get_running_loop().time() + 0.1
+    ready = await posture.prepare(prepared.point)
     with pytest.raises(EvalSkip, match=r"no engine served r:step:7\.r0 before") as caught:
         await posture.measure(
-            prepared.point, prepared, digest=DIGEST, deadline=deadline, stages=Nowhere()
+            prepared.point, ready, digest=DIGEST, deadline=deadline, stages=Nowhere()
         )
     assert caught.value.reason == "deadline"
     await posture.close()

@@ -99,6 +99,20 @@ def test_set_records_are_known_once_each() -> None:
     assert state.set_ids == ["a/step/1/r0/x", "a/step/1/r0/y"]
 
 
+def test_set_records_that_a_point_does_not_end_with_are_void() -> None:
+    x, y = "a/step/1/r0/x", "a/step/1/r0/y"
+    index = index_of(accepted(1), set_done(1, "x"), set_done(1, "y"))
+    assert index.void_sets(ended(1, 4, outcome=Outcome.SKIPPED)) == [x, y]
+    end = ended(1, 4)
+    assert index.void_sets(end) == []  # (a black box does not say)
+    end.provenance["sets"] = {"x": {}, "y": {}}
+    assert index.void_sets(end) == []
+    # the config of this life has other sets
+    end.provenance["sets"] = {"y": {}, "z": {}}
+    assert index.void_sets(end) == [x]
+    assert index.void_sets(ended(2, 4, outcome=Outcome.SKIPPED)) == []
+
+
 def test_applying_twice_equals_applying_once() -> None:
     records = (accepted(1), set_done(1, "x"), ended(1, 3), accepted(2), run_end(2))
     once, twice = index_of(*records), index_of(*records, *records)
@@ -125,3 +139,17 @@ def test_a_run_that_goes_on_has_not_ended() -> None:
 def test_alerts_change_nothing() -> None:
     index = index_of(Alert(run="a", step=0, record_id="x", name="n", detail="d"))
     assert index.open_points() == []
+
+
+def test_the_lag_is_that_of_the_run_that_is_furthest_behind_and_has_not_ended() -> None:
+    index = index_of(accepted(10), accepted(20))
+    assert index.lag_steps() is None
+    for record in (ended(10, 3), accepted(45), accepted(7, run="b")):
+        index.apply(record)
+    assert index.lag_steps() == 35
+    index.apply(ended(45, 6))
+    assert index.lag_steps() == 0
+    index.apply(ended(20, 7))  # late: the newest one counts
+    assert index.lag_steps() == 0
+    index.apply(run_end(45))
+    assert index.lag_steps() is None

@@ -120,7 +120,8 @@ async def test_a_broken_closed_file_and_a_gap_are_named(tmp_path: Path) -> None:
     with pytest.raises(LedgerError, match=named):
         read_records(file(tmp_path))
     second.path.unlink()
-    with pytest.raises(LedgerError, match=rf"{third.path.name}: line 1 has seq {third.first} wh"):
+    gone = f"{third.path.name}: the closed file with seq {second.first} to {second.last} is not"
+    with pytest.raises(LedgerError, match=gone):
         Ledger.open(small(tmp_path))
     first.path.unlink()  # the oldest ones may be archived
     ledger = Ledger.open(small(tmp_path))
@@ -182,6 +183,23 @@ def test_every_cursor_goes_on_where_it_was(grown: Path) -> None:
                 assert seqs(follower.read()) == list(range(number + 1, 19))
                 assert follower.restarts == 0
     assert number == 18
+
+
+def test_a_cursor_in_a_new_and_empty_file_goes_on_there(grown: Path) -> None:
+    grown.rename(segment_path(grown, 17, 18))
+    grown.touch()
+    with Follower(grown) as follower:
+        assert seqs(follower.read()) == list(range(1, 19))
+        cursor = follower.cursor
+    with Follower(grown, cursor) as follower:
+        assert follower.read() == []
+        grown.write_bytes(b'{"seq":19}\n')
+        assert seqs(follower.read()) == [19]
+    grown.rename(segment_path(grown, 19, 19))
+    grown.write_bytes(b'{"seq":20}\n')
+    with Follower(grown, cursor) as follower:
+        assert seqs(follower.read()) == [19, 20]
+        assert follower.restarts == 0
 
 
 def test_a_seq_passes_closed_files_by(grown: Path) -> None:
@@ -300,3 +318,37 @@ async def test_a_copy_that_gets_a_closed_file_late_is_read_without_a_gap(tmp_pat
         for _ in range(3):
             read += seqs(follower.read())
     assert set(read) == set(range(1, 16))
+
+
+@pytest.mark.parametrize("left", ["nothing", "an empty file"])
+async def test_seq_goes_on_when_all_files_are_gone(tmp_path: Path, left: str) -> None:
+    await grow(tmp_path, range(5))
+    with Follower(file(tmp_path)) as follower:
+        assert seqs(follower.read()) == list(range(1, 16))
+        for path in file(tmp_path).parent.glob("results*.jsonl"):
+            path.unlink()
+        if left == "an empty file":
+            file(tmp_path).touch()
+        await grow(tmp_path, range(5, 6))
+        assert seqs(follower.read()) == [16, 17, 18]
+    ledger = Ledger.open(small(tmp_path))
+    ledger.close()
+    assert ledger.last_seq == 18
+
+
+async def test_the_mark_follows_the_files_and_never_leads_them(tmp_path: Path) -> None:
+    await grow(tmp_path, range(2))
+    lock = file(tmp_path).with_name("results.lock")
+    copied = lock.read_bytes()
+    assert copied.split() == [str(os.getpid()).encode(), b"6"]
+    file(tmp_path).with_name("results.lock").write_bytes(copied.replace(b"6 ", b"9 "))
+    await grow(tmp_path, range(2, 3))
+    assert [record.seq for record in read_records(file(tmp_path))] == list(range(1, 10))
+    lock.write_bytes(b"4711\n")  # an earlier version's
+    await grow(tmp_path, range(3, 4))
+    assert lock.read_bytes().split() == [str(os.getpid()).encode(), b"12"]
+    lock.unlink()
+    for path in file(tmp_path).parent.glob("results*.jsonl"):
+        path.unlink()
+    await grow(tmp_path, range(1))
+    assert [record.seq for record in read_records(file(tmp_path))] == [1, 2, 3]

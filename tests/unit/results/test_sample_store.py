@@ -75,6 +75,9 @@ class World:
                 found[step] = path.suffix[1:]
         return found
 
+    def stored_bytes(self) -> int | None:
+        return self.store.stored_bytes
+
     async def look(self, times: int = 2) -> None:
         for _ in range(times):
             await self.store.look()
@@ -86,8 +89,11 @@ async def test_samples_are_compressed_at_the_second_look_and_read_as_before(tmp_
     modified = world.path(0).stat().st_mtime_ns
     await world.look(1)
     assert world.stored() == {0: "jsonl", 1: "jsonl"}
+    assert world.stored_bytes() is None
     world.add(2)
     await world.look(1)
+    sizes = [stored.stat().st_size for s in (0, 1) if (stored := stored_file(world.path(s)))]
+    assert world.stored_bytes() == sum(sizes)
     assert world.stored() == {0: "gz", 1: "gz", 2: "jsonl"}
     packed = stored_file(world.path(0))
     assert packed is not None

@@ -1,8 +1,12 @@
 """The best snapshot of a run is copied before it is given up."""
 
+import asyncio
 import errno
+import fcntl
 import os
+import shutil
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,7 @@ from evald.config import KeepBest
 from evald.point import EvalPoint, Kind, Outcome, PointKey, Snapshot
 from evald.results.records import PointRecord, decode
 from evald.staging import best as module
+from evald.staging import best_copy
 from evald.staging.best import BestKeeper
 from evald.staging.digest import content_digest, fingerprint
 from evald.staging.files import list_files
@@ -24,7 +29,7 @@ from evald.text import encode_json
 class World:
     """A staging root whose ended snapshots go at once, and a directory for the best one."""
 
-    def __init__(self, path: Path, **config: Any) -> None:
+    def __init__(self, path: Path, *, keep: int = 0, **config: Any) -> None:
         self.root, self.dir, self.results = path / "root", path / "best", path / "results.jsonl"
         self.alerts: list[tuple[str, str]] = []
         self.keeper = BestKeeper(
@@ -33,7 +38,7 @@ class World:
             results_file=self.results,
             on_alert=self._hear,
         )
-        self.retention = Retention(staging(self.root, keep=0), best=self.keeper)
+        self.retention = Retention(staging(self.root, keep=keep), best=self.keeper)
 
     async def _hear(self, name: str, detail: str) -> None:
         self.alerts.append((name, detail))
@@ -59,6 +64,9 @@ class World:
 
     async def end(self, step: int, value: float | None, **fields: Any) -> None:
         await self.retention.end(self.point(step), self.record(step, value, **fields))
+
+    def staged(self) -> set[str]:
+        return {path.name for path in self.root.glob("step_*")}
 
     def kept(self, run: str = "r") -> tuple[int, float]:
         """Step and value of the best one; checks that it is whole."""
@@ -147,37 +155,124 @@ async def test_the_same_name_of_another_ledger(tmp_path: Path) -> None:
     assert world.kept() == (1, 0.2)
 
 
-async def test_a_copy_that_fails_is_an_alert_and_the_one_before_stays(
+class FullDisk:
+    """Copies of some steps find no room, for as long as ``full``."""
+
+    def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.full = True
+        real = os.write
+
+        def write(descriptor: int, data: bytes) -> int:
+            target = Path(f"/proc/self/fd/{descriptor}").readlink()
+            if self.full and target.is_relative_to(world.dir):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return real(descriptor, data)
+
+        monkeypatch.setattr(os, "write", write)
+        monkeypatch.setattr(module, "_FIRST_PAUSE_S", 0.01)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_a_copy_that_fails_is_owed_and_its_snapshot_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = World(tmp_path)
     await world.end(1, 0.1)
-    real, at = os.write, 0
-
-    def full(descriptor: int, data: bytes) -> int:
-        if at and Path(f"/proc/self/fd/{descriptor}").readlink().is_relative_to(world.dir):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return real(descriptor, data)
-
-    at = 1
-    monkeypatch.setattr(os, "write", full)
+    disk = FullDisk(world, monkeypatch)
+    retrying = asyncio.create_task(world.retention.retry_best())
     await world.end(2, 0.2)
-    monkeypatch.undo()
+    await world.end(3, 0.15)
     assert world.kept() == (1, 0.1)
     ((name, detail),) = world.alerts
     assert name == "best_not_kept"
     assert "No space left on device; see to keep_best.dir" in detail
-    assert not (world.root / "step_2").exists()  # the point is over all the same
+    assert world.staged() == {"step_2"}  # the points are over all the same
+    await asyncio.sleep(0.1)  # some more tries
+    disk.full = False
+    await until(lambda: world.staged() == set())
+    assert world.kept() == (2, 0.2)
+    assert len(world.alerts) == 1
+    retrying.cancel()
+
+
+async def test_only_the_best_of_those_that_are_owed_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path)
+    disk = FullDisk(world, monkeypatch)
+    for step, value in enumerate([0.1, 0.5, 0.4, 0.7, 0.6], start=1):
+        await world.end(step, value)
+    assert world.staged() == {"step_4"}
+    assert len(world.alerts) == 1
+    disk.full = False
+    await world.end(6, 0.8)
+    assert world.kept() == (6, 0.8)
+    assert world.staged() == set()
+    disk.full = True
+    await world.end(7, 0.9)
+    assert len(world.alerts) == 2  # it had been well again
+
+
+async def test_what_is_held_does_not_count_against_keep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path, keep=1)
+    FullDisk(world, monkeypatch)
+    for step, value in enumerate([0.9, 0.2, 0.3], start=1):
+        await world.end(step, value)
+    assert world.staged() == {"step_1", "step_3"}
+
+
+async def test_another_life_owes_what_the_last_one_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path)
+    disk = FullDisk(world, monkeypatch)
+    records = [world.record(step, value) for step, value in ((1, 0.9), (2, 0.1))]
+    for seq, record in enumerate(records, start=1):
+        record.seq = seq
+    world.results.write_bytes(b"".join(encode_json(record) + b"\n" for record in records))
+    points = [world.point(1), world.point(2)]
+    for point in points:
+        one = point.snapshot
+        await world.retention.end_again(point.key, one.directory, one.fingerprint, owned=True)
+    assert world.staged() == {"step_1"}
+    retrying = asyncio.create_task(world.retention.retry_best())
+    disk.full = False
+    await until(lambda: world.staged() == set())
+    assert world.kept() == (1, 0.9)
+    retrying.cancel()
+
+
+async def test_what_is_owed_and_lost_holds_nothing_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path)
+    FullDisk(world, monkeypatch)
+    await world.end(1, 0.9)
+    shutil.rmtree(world.root / "step_1")
+    retrying = asyncio.create_task(world.retention.retry_best())
+    await until(lambda: len(world.alerts) == 2)
+    assert "it has vanished" in world.alerts[1][1]
+    retrying.cancel()
+    await world.end(2, 0.1)
+    assert world.staged() == {"step_2"}  # the best one now
 
 
 async def test_no_room_is_known_before_anything_is_copied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_MARGIN_BYTES", 1 << 60)
+    monkeypatch.setattr(best_copy, "_MARGIN_BYTES", 1 << 60)
     world = World(tmp_path)
     await world.end(1, 0.1)
     assert "are free there" in world.alerts[0][1]
     assert list((world.dir / "r").iterdir()) == []
+    assert world.staged() == {"step_1"}
 
 
 async def test_what_changed_since_it_was_measured_is_not_kept(
@@ -194,17 +289,37 @@ async def test_what_changed_since_it_was_measured_is_not_kept(
         (directory / "weights").write_text("of step 2")
         return files
 
-    monkeypatch.setattr("evald.staging.best.list_files", changing)
+    monkeypatch.setattr("evald.staging.best_copy.list_files", changing)
     await world.keeper.consider(world.record(1, 0.1), point.snapshot)
     assert "changed while it was copied" in world.alerts.pop()[1]
     assert list((world.dir / "r").iterdir()) == []
+
+
+async def test_two_daemons_copy_into_a_folder_in_turn(tmp_path: Path) -> None:
+    world, place = World(tmp_path), tmp_path / "best" / "r"
+    place.mkdir(parents=True)
+    (place / ".tmp-step_9.r0.0123abcd").mkdir()
+    other = os.open(place, os.O_RDONLY)
+    try:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        ending = asyncio.create_task(world.end(1, 0.1))
+        await asyncio.sleep(0.3)
+        # what the other one copies is left alone
+        assert [path.name for path in place.iterdir()] == [".tmp-step_9.r0.0123abcd"]
+    finally:
+        os.close(other)
+    await ending
+    assert {path.name for path in place.iterdir()} == {"best", "step_1.r0"}
+    assert world.alerts == []
 
 
 async def test_a_stop_ends_a_copy_early(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.keeper.close()
     await world.end(1, 0.1)
-    assert "the daemon stops" in world.alerts[0][1]
+    assert world.alerts == []
+    assert list((world.dir / "r").iterdir()) == []
+    assert world.staged() == {"step_1"}  # for the next life
 
 
 async def test_a_reader_always_finds_a_whole_one(tmp_path: Path) -> None:

@@ -163,14 +163,32 @@ def test_a_directory_that_may_not_be_entered() -> None:
     with open_folder() as folder:
         mark(folder / "step_1").chmod(0)
         (folder / "closed").mkdir(mode=0)
+        mark(folder / "listed" / "step_2").parent.chmod(0o644)
+        (folder / "lost+found").mkdir(mode=0)
         printed = as_other_user(
             """
 found = scan.scan(scan.Layout(Staging(root=sys.argv[1])))
 print(found.marked, list(found.unmarked), [path.name for path in found.closed])
+print(sorted(path.name for path in found.closed_folders))
 """,
             folder,
         )
-    assert printed == "[] [] ['step_1']"
+        (folder / "listed").chmod(0o755)
+    assert printed == "[] [] ['step_1']\n['closed', 'listed']"
+
+
+def test_a_closed_folder_on_the_way_to_a_step_is_noted() -> None:
+    with open_folder() as folder:
+        mark(folder / "out" / "step_1").parent.chmod(0)
+        (folder / "out_of_it").touch()
+        printed = as_other_user(
+            """
+found = scan.scan(scan.Layout(Staging(root=sys.argv[1], pattern="out/step_{step}")))
+print(found.marked, [path.name for path in found.closed_folders])
+""",
+            folder,
+        )
+    assert printed == "[] ['out']"
 
 
 @FUZZ

@@ -157,6 +157,28 @@ async def test_a_kernel_without_events_is_polled(
     await watch.close()
 
 
+async def test_a_name_that_is_no_text_costs_one_hint(tmp_path: Path) -> None:
+    watch = Watch(tmp_path, MarkerFile("m").hint, scan_interval_s=30)
+    here = {tmp_path: identity(tmp_path)}
+    with capture_logs() as logs:
+        for number in range(2):
+            await watch.arm(here)
+            os.mkdir(os.fsencode(tmp_path) + b"/\xff%d" % number)  # noqa: PTH102 (no text)
+            task = watch._task
+            assert task is not None
+            await asyncio.wait({task}, timeout=5)
+            assert task.done()
+        assert await watch.arm(here)  # the listener is another one
+    assert [entry["event"] for entry in logs] == ["staging_watch_broken"]
+    assert "Unable to decode path" in logs[0]["why"]
+    assert "the scan every 30 s; rename or remove a name that is not UTF-8" in logs[0]["why"]
+    assert not watch.blind_because
+    watch._hint.clear()
+    (tmp_path / "step_1").mkdir()
+    assert await wait(watch, []) < 5
+    await watch.close()
+
+
 async def test_a_recreated_folder_is_watched_anew(tmp_path: Path) -> None:
     watch = Watch(tmp_path / "root", MarkerFile("m").hint, scan_interval_s=30)
     (tmp_path / "root").mkdir()

@@ -94,18 +94,56 @@ async def test_a_missing_root_costs_beats_is_told_once_and_is_not_made(
     assert [event["event"] for event in logs] == ["board_not_written"] * 2
 
 
-async def test_a_pipe_in_the_way_holds_nobody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def put(what: str, path: Path, elsewhere: Path) -> None:
+    match what:
+        case "pipe":
+            os.mkfifo(path)
+        case "folder":
+            (path / "in it").mkdir(parents=True)
+        case "link":
+            path.symlink_to(elsewhere)
+        case "dangling link":
+            path.symlink_to(elsewhere.with_name("nothing"))
+        case "hard link":
+            path.hardlink_to(elsewhere)
+
+
+@pytest.mark.parametrize("name", [".status.json.new", "status.json"])
+@pytest.mark.parametrize("what", ["pipe", "folder", "link", "dangling link", "hard link"])
+async def test_what_lies_in_the_way_is_removed_and_not_written_through(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, name: str
 ) -> None:
     monkeypatch.setattr(board, "INTERVAL_S", 0.01)
     the_board = Board(config_in(tmp_path), view=Views())
     the_board.path.parent.mkdir(parents=True)
-    pipe = the_board.path.with_name(".status.json.new")
-    os.mkfifo(pipe)
+    (mine := tmp_path / "mine").write_text("somebody's")
+    put(what, the_board.path.with_name(name), mine)
+    with capture_logs() as logs:
+        await run_for(the_board, 0.2)
+    assert beat(the_board.path) > 1
+    assert [path.name for path in the_board.path.parent.iterdir()] == ["status.json"]
+    assert mine.read_text() == "somebody's"
+    assert names(tmp_path) == ["mine", "root"]
+    assert logs == []
+
+
+async def test_a_link_in_place_of_the_folder_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(board, "INTERVAL_S", 0.01)
+    the_board = Board(config_in(tmp_path), view=Views())
+    (tmp_path / "root").mkdir()
+    (tmp_path / "mine").mkdir()
+    the_board.path.parent.symlink_to(tmp_path / "mine")
     with capture_logs() as logs:
         await run_for(the_board, 0.2)
         assert [event["event"] for event in logs] == ["board_not_written"]
-        pipe.unlink()
+        assert list((tmp_path / "mine").iterdir()) == []
+        the_board.path.parent.unlink()
         await run_for(the_board, 0.2)
     assert beat(the_board.path) > 1
 

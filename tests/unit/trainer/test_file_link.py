@@ -10,8 +10,12 @@ from typing import Any
 import pytest
 
 from evald.results import follow
+from evald.results.compressed import compress
+from evald.results.modes import Modes
 from evald.testing import FakeDaemon
+from evald.trainer.links import file_link
 from evald.trainer.links.file_link import FileLink
+from evald.trainer.publish.names import read_small
 
 
 def write(ledger: Path, *seqs: int, tail: str = "") -> None:
@@ -37,8 +41,11 @@ def test_status_is_found_where_the_daemon_writes_it(tmp_path: Path, place: str) 
     daemon = FakeDaemon(root, results, run="demo", cap=3)
     daemon.beat()
     daemon.beat()
-    if place == "beside the ledger":  # a root that the daemon does not own
-        (root / ".evald" / "status.json").rename(results / "status.json")
+    if place == "beside the ledger":  # a root that the daemon does not own any more
+        board = root / ".evald" / "status.json"
+        board.rename(results / "status.json")
+        FakeDaemon(root, results, run="before").beat()
+        board.write_text(json.dumps(json.loads(board.read_bytes()) | {"time": 1.0}))
     link = FileLink(root / "demo" if place == "run's folder" else root, results)
     status = link.status()
     assert status is not None
@@ -211,6 +218,22 @@ def test_samples_of_one_set(tmp_path: Path, ledger: Path) -> None:
     ]:
         assert link.samples(record_id, name) is None
     assert FileLink(tmp_path).samples("r/step/4/r1", "a") is None
+
+
+def test_samples_that_are_compressed_at_this_moment_are_found(
+    tmp_path: Path, ledger: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = tmp_path / "samples" / "r" / "step_4.r1" / "a.jsonl"
+    journal.parent.mkdir(parents=True)
+    journal.write_text('{"question": "q1"}\n')
+
+    def read_late(path: Path) -> bytes:
+        if path == journal:
+            compress(journal, Modes(), lambda: False)
+        return read_small(path)
+
+    monkeypatch.setattr(file_link, "read_small", read_late)
+    assert FileLink(tmp_path, ledger).samples("r/step/4/r1", "a") == [{"question": "q1"}]
 
 
 def test_nothing_is_written(tmp_path: Path) -> None:

@@ -14,10 +14,9 @@ import msgspec
 import pytest
 
 from evald.status.view import StagingView
-from evald.trainer.dispatcher import reservation
-from evald.trainer.dispatcher.reservation import Reservations
 from evald.trainer.dispatcher.space import Room, snapshot_bytes
-from evald.trainer.publish import publish
+from evald.trainer.publish import publish, reservation
+from evald.trainer.publish.reservation import Reservations
 
 BUDGET = 1_000_000
 
@@ -92,7 +91,7 @@ def test_what_lies_in_the_root_counts_once(root: Path) -> None:
 def test_the_promise_of_a_killed_writer_ends(root: Path) -> None:
     code = (
         "import os, sys; from pathlib import Path;"
-        "from evald.trainer.dispatcher.reservation import Reservations;"
+        "from evald.trainer.publish.reservation import Reservations;"
         "r = Reservations(Path(sys.argv[1])); r.take(1, 500, lambda _: None);"
         "print(r.used_bytes(), flush=True); os.kill(os.getpid(), 9)"
     )
