@@ -30,7 +30,7 @@ from evald.measure import Measure
 from evald.operations import Operations
 from evald.point import EvalPoint
 from evald.postures.build import build_posture
-from evald.postures.contract import Posture
+from evald.postures.posture import Posture
 from evald.preflight import Preflight
 from evald.prompt_check import Job, check_prompts_apart
 from evald.pulse import Pulse

@@ -14,7 +14,8 @@ from evald.config import Dispatch
 from evald.errors import EvalSkip, SnapshotGone, Superseded, Unhealthy
 from evald.judge import judge, skipped_record
 from evald.point import EvalPoint, SkipReason, Snapshot, Timings
-from evald.postures.contract import PointResult, Posture, SetResult
+from evald.postures.contract import PointResult, SetResult
+from evald.postures.posture import Posture
 from evald.results.records import PointRecord, SetRecord
 from evald.results.time_used import PointTime, TimeUsed
 from evald.staging.digest import content_digest, fingerprint

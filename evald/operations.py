@@ -11,7 +11,7 @@ import structlog
 from evald.dispatch import Dispatcher
 from evald.errors import EvaldError
 from evald.point import SHARED, EvalPoint, Kind, PointKey, Snapshot
-from evald.postures.contract import Posture
+from evald.postures.posture import Posture
 from evald.regrade.plan import What
 from evald.regrade.revision import NextKey
 from evald.regrade.service import RegradeService

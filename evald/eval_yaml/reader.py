@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from evald.config import EvalSet
-from evald.config_load import convert_field, lay_over, meant_key, unknown_key
+from evald.config_convert import convert_field, lay_over, meant_key, unknown_key
 from evald.errors import ConfigError
 from evald.eval_yaml.dialect import FIELDS, RENAMED, UNSERVED
 from evald.eval_yaml.nodes import Misread, Node, read_yaml

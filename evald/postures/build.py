@@ -8,8 +8,9 @@ from evald.config import Config
 from evald.evals.curve import CurveWatch
 from evald.evals.earlier import EarlierPoints
 from evald.evals.evaluator import Evaluator
-from evald.postures.contract import Engines, Posture
+from evald.postures.contract import Engines
 from evald.postures.evaluated import EvaluatedPosture
+from evald.postures.posture import Posture
 from evald.preflight import Preflight
 from evald.results.index import PointIndex
 from evald.results.modes import Modes

@@ -1,19 +1,15 @@
-"""The one contract of all postures, and the one of those that have engines to ask."""
+"""What a posture hands over, and what those that have engines let a point ask of them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import msgspec
 
-from evald.point import EvalPoint, PinTarget
+from evald.point import PinTarget
 from evald.pulse import Pulse
 from evald.results.records import Counts
-from evald.status.view import EngineView, SetView
-
-if TYPE_CHECKING:
-    from evald.config import Aggregate
-    from evald.evals.sets import LoadedSet
+from evald.status.view import EngineView
 
 
 class SetResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,52 +53,6 @@ class Stages(Protocol):
 
     async def check_unchanged(self) -> None:
         """Raise Superseded or SnapshotGone when the directory is no longer what was accepted."""
-
-
-class Posture(Protocol):
-    """Who measures a point: chosen by the config, the same for every point."""
-
-    async def run(self) -> None:
-        """Supervise until cancelled; leaves no process behind."""
-
-    async def prepare(self, point: EvalPoint) -> Any:
-        """Do what can be done while an earlier point is still being measured.
-
-        What is needed of a snapshot beside its weights is read here. Raises EvalSkip.
-        """
-
-    async def measure(
-        self, point: EvalPoint, prepared: Any, *, digest: str, deadline: float, stages: Stages
-    ) -> PointResult:
-        """Measure ``point``, whose bytes have ``digest``; one at a time.
-
-        ``deadline``: in the loop's time; what is outstanding then counts as timed out. Raises
-        EvalSkip. Cancellation leaves nothing that could count later.
-        """
-
-    def engines(self) -> list[EngineView]:
-        """State of each engine (or process) for status and records."""
-
-    def pulses(self) -> list[Pulse]:
-        """Pulse of each task that must get on."""
-
-    async def restart(self, engine: str) -> None:
-        """Restart an engine on an operator's word; raises EvaldError (no such engine)."""
-
-    async def release(self, engine: str) -> None:
-        """Release an engine from quarantine; raises EvaldError (not in quarantine)."""
-
-    def progress(self) -> list[SetView]:
-        """Progress of the running point's sets; empty when none runs."""
-
-    async def use(self, sets: list[LoadedSet], aggregates: list[Aggregate]) -> None:
-        """Measure these sets from the next point on; what is prepared or runs keeps its own."""
-
-    async def close(self) -> None:
-        """End what ``run`` does not own (grader processes); called after ``run`` has ended."""
-
-
-# --- postures with engines ---------------------------------------------------------------------
 
 
 class Pin(msgspec.Struct, kw_only=True):

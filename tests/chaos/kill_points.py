@@ -64,6 +64,7 @@ class KillWorld(World):
         if code == -signal.SIGKILL and PASSED in self.log():
             self.kills += 1
             self._misses = 0
+            self.give_up = None  # it gets on: the time for the rest begins again
             return
         if self._asked and code in {0, -signal.SIGTERM}:
             self._misses += 1

@@ -71,6 +71,8 @@ class World:
         #: where the trainer's newest life began, and its first life since the last reboot.
         self._began = 0
         self._since_life = 0
+        #: when what has not ended by then counts as lost; None: that time has not begun.
+        self.give_up: float | None = None
         self._due: list[tuple[float, Callable[[], None]]] = []
         self._rng = random.Random(plan.seed + 1)  # noqa: S311 - a schedule, no secret
 
@@ -193,7 +195,6 @@ class World:
         started = time.monotonic()
         for one in self.plan.faults:
             self._due.append((started + one.at_s, self._hit(one.name)))
-        give_up = None
         next_look = 0.0
         while True:
             self._keep_daemon()
@@ -201,13 +202,13 @@ class World:
             self._do_due()
             if self._trained and not self._due:
                 now = time.monotonic()
-                give_up = give_up or now + self._times.end_s
+                self.give_up = self.give_up or now + self._times.end_s
                 if now > next_look:
                     next_look = now + LOOK_S
                     waiting = self.open_words()
                     if not waiting:
                         break
-                    if now > give_up:
+                    if now > self.give_up:
                         self.problems.append(f"not ended within {self._times.end_s:g} s: {waiting}")
                         break
             self._sample_budget()

@@ -7,14 +7,12 @@ from typing import Any
 import msgspec
 
 from evald.config import Table
+from evald.config_convert import build_table
 from evald.evals.graders.contract import Rules
 
 
 def setting_faults(kind: type[Table], rules: Rules) -> list[str]:
     """One sentence for each fault; ``kind`` is the table that the grader reads."""
-    # what reads configs also checks graders: not at import
-    from evald.config_load import build_table  # noqa: PLC0415
-
     if rules.config and not msgspec.structs.fields(kind):
         return [f"grader_config: grader {rules.grader!r} has no settings; remove it"]
     problems: list[str] = []

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from evald.config import EvalSet
+from evald.config_convert import build_table
 from evald.errors import GenerationFailed
 from evald.evals.custom.functions import Work
 from evald.evals.custom.messages import Ask
@@ -39,9 +40,6 @@ class Custom:
 
     def check(self) -> list[str]:
         """One sentence for each fault of function, grader and stop strings."""
-        # what reads configs also checks kinds: not at import
-        from evald.config_load import build_table  # noqa: PLC0415
-
         problems = check_grader(self._set) + check_stop(self._set)
         if self._set.function is None:
             problems.append('function: kind "custom" needs one; give "module:function"')
