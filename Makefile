@@ -2,6 +2,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# test processes side by side, each with whole files of tests
+JOBS ?= 2
+# the tests start hundreds of Pythons: none of them compiles evald again
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: install demo test check chaos clean
 
@@ -28,7 +32,7 @@ test: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest -q --durations=15 tests
+	$(BIN)/coverage run -m pytest -q -n $(JOBS) --dist loadfile --durations=15 tests
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report --fail-under=90
 

@@ -22,7 +22,7 @@ _COMMANDS = {
     "check": "validate a config and print it resolved (exit 78 on a bad one)",
     "eval": "evaluate one snapshot directory, without a daemon",
     "status": "show what the daemon is doing",
-    "ctl": "retry, skip or abort a step, pause, resume, drain, restart or release an engine",
+    "ctl": "retry, skip or abort a step; pause, drain, reload; restart or release an engine",
     "regrade": "grade stored samples again, without a GPU, as new revisions",
     "push": "bring a finished snapshot directory to an eval node, checked there, marker last",
     "tail": "follow the ledger, one JSON record a line, or into W&B or TensorBoard (--to)",
@@ -34,6 +34,7 @@ _COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the return value is the exit code."""
+    _open_closed_streams()
     try:
         try:
             return _main(argv)
@@ -47,6 +48,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         for stream in (sys.stdout, sys.stderr):
             os.dup2(unread, stream.fileno())
         return EXIT_UNREAD
+
+
+def _open_closed_streams() -> None:
+    """Give standard streams that are closed (``>&-``) a place to read from, or to be lost in."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            # the lowest free number, so this stream's own; programs that are started take it over
+            descriptor = os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(descriptor, True)
+            setattr(sys, name, os.fdopen(descriptor, mode))
 
 
 def _main(argv: Sequence[str] | None) -> int:

@@ -144,7 +144,8 @@ class KeepBest(Table, frozen=True, kw_only=True):
     metric: Text
     #: which value is the best; an equal one does not replace what is kept.
     rule: Literal["max", "min"] = "max"
-    #: DIR/<run>/best leads to the copy, with the point's record as evald_record.json.
+    #: DIR/<run>/best leads to the copy, with the point's record as evald_record.json; best_by.txt
+    #: beside it has rule and metric, and a daemon with others keeps nothing there.
     dir: Text
 
 

@@ -107,22 +107,24 @@ def _check_webhook(webhook: Webhook) -> list[str]:
     return problems
 
 
-def alert_notes(config: Config) -> list[str]:
-    """Warn of metrics that no eval set gives: their rules would never speak."""
+def metric_notes(config: Config) -> list[str]:
+    """Warn of metrics that no eval set gives: rules would never speak, no snapshot be the best."""
     if config.blackbox is not None:
         return []
     names = [one.name for one in config.eval] + [one.name for one in config.aggregate]
     heads = [f"eval/{name}" for name in names]
+    wanted = [
+        (f"alert[{i}].metrics", m) for i, rule in enumerate(config.alert) for m in rule.metrics
+    ]
+    if config.keep_best is not None:
+        wanted.append(("keep_best.metric", config.keep_best.metric))
     notes = []
-    for i, rule in enumerate(config.alert):
-        for metric in rule.metrics:
-            if any(metric == head or metric.startswith((f"{head}/", f"{head}-")) for head in heads):
-                continue
-            if is_own_metric(metric.removeprefix("eval/")):
-                continue
-            near = difflib.get_close_matches(metric, heads, n=1)
-            meant = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(heads)}"
-            notes.append(
-                f"WARNING: alert[{i}].metrics: no eval set or aggregate gives {metric!r}; {meant}"
-            )
+    for key, metric in wanted:
+        if any(metric == head or metric.startswith((f"{head}/", f"{head}-")) for head in heads):
+            continue
+        if is_own_metric(metric.removeprefix("eval/")):
+            continue
+        near = difflib.get_close_matches(metric, heads, n=1)
+        meant = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(heads)}"
+        notes.append(f"WARNING: {key}: no eval set or aggregate gives {metric!r}; {meant}")
     return notes

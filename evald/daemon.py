@@ -1,28 +1,27 @@
-"""Composition root: builds the parts, owns the root TaskGroup and the signals."""
+"""Composition root: builds the parts, and owns the root TaskGroup."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import signal
-import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 import structlog
-import xxhash
 
 from evald import __version__
 from evald.alerts.build import build_alerts, build_rules
+from evald.alerts.builtin import builtin_alert
 from evald.baseline import baseline_point
 from evald.config import Config
 from evald.config_load import dump_config
 from evald.dispatch import Dispatcher
-from evald.engines.log_sizes import keep_logs_short
+from evald.engines.log_sizes import LogSizes
 from evald.errors import EvaldError
 from evald.evals.grading import make_workers
 from evald.evals.sets import LoadedSet
@@ -39,10 +38,10 @@ from evald.regrade.service import RegradeService
 from evald.reload import Reload
 from evald.results.disk import Disk
 from evald.results.ledger import Ledger
-from evald.results.records import Alert
 from evald.results.sample_store import SampleStore
 from evald.results.time_used import TimeUsed
 from evald.run_ends import RunEnds
+from evald.signals import hearing_signals
 from evald.staging.best import BestKeeper
 from evald.staging.intake import Intake
 from evald.staging.retention import Retention
@@ -54,7 +53,6 @@ from evald.status.sample_pages import AskedQuestion
 from evald.status.server import StatusServer, socket_path
 from evald.status.view import StatusView
 from evald.status.watchdog import DEFAULT_WITHIN_S, Watchdog, watchdog_s
-from evald.text import one_line
 
 log = structlog.get_logger(__name__)
 
@@ -68,6 +66,15 @@ _REGRADE_WORKERS = 2
 
 class _Stopped(Exception):
     """Shutdown, raised in the root TaskGroup."""
+
+
+class Part(Protocol):
+    """What works in the background as long as the daemon lives."""
+
+    pulse: Pulse
+
+    async def run(self) -> None:
+        """Work until cancelled."""
 
 
 class Daemon:
@@ -146,7 +153,7 @@ class Daemon:
             )
             await self._server.start()
             stack.push_async_callback(self._server.close)
-            stack.enter_context(self._signals())
+            stack.enter_context(hearing_signals(self._stop, self._force, reload=self._reload.ask))
             await self._serve(posture)
 
     def _retention(self, stack: AsyncExitStack) -> Retention:
@@ -191,6 +198,7 @@ class Daemon:
             config.results, index=ledger.index, is_open=self._dispatcher.is_open
         )
         self._disk = Disk(Path(config.results.dir), self._samples)
+        self._logs = LogSizes(Path(config.results.dir))
         self._regrades = RegradeService(
             lambda: Regrader(
                 self._checked.sets,
@@ -209,7 +217,7 @@ class Daemon:
 
     def _build_watch(self) -> None:
         """Build what looks after the daemon itself, with systemd and without."""
-        environ, self._logs_pulse = self._checked.environ, Pulse("logs")
+        environ = self._checked.environ
         limit_s = watchdog_s(environ, os.getpid())
         watchdog = Watchdog(
             self._pulses,
@@ -228,10 +236,21 @@ class Daemon:
             context_len=self._checked.context_len,
         )
 
+    def _parts(self) -> dict[str, Part]:
+        """Name the parts that work in the background, each with one loop."""
+        return {
+            "staging": self._intake,
+            "regrade": self._regrades,
+            "samples": self._samples,
+            "disk": self._disk,
+            "loop lag": self._metrics.loop_lag,
+            "alerts": self._alerts,
+            "logs": self._logs,
+            "status": self._board,
+        }
+
     def _pulses(self) -> list[Pulse]:
-        parts = (self._intake, self._samples, self._board, self._alerts, self._disk, self._regrades)
-        mine = [part.pulse for part in parts]
-        mine += [self._logs_pulse, self._metrics.loop_lag.pulse]
+        mine = [part.pulse for part in self._parts().values()]
         return [*mine, *self._dispatcher.pulses(), *self._posture.pulses()]
 
     async def _serve(self, posture: Posture) -> None:
@@ -239,15 +258,8 @@ class Daemon:
             async with asyncio.TaskGroup() as root:
                 for name, work in (
                     ("engines", posture.run()),
-                    ("staging", self._intake.run()),
                     ("dispatch", self._dispatcher.run()),
-                    ("regrade", self._regrades.run()),
-                    ("samples", self._samples.run()),
-                    ("disk", self._disk.run()),
-                    ("loop lag", self._metrics.loop_lag.run()),
-                    ("alerts", self._alerts.run()),
-                    ("logs", keep_logs_short(Path(self._config.results.dir), self._logs_pulse)),
-                    ("status", self._board.run()),
+                    *((name, part.run()) for name, part in self._parts().items()),
                     ("ready", self._announce()),
                     ("reload", self._reload.run()),
                 ):
@@ -298,13 +310,7 @@ class Daemon:
         return "paused" if paused and self._state == "serving" else self._state
 
     async def _alert(self, name: str, detail: str) -> None:
-        run = self._config.run
-        # (a name in it may not be UTF-8)
-        about = xxhash.xxh3_64_hexdigest(detail.encode(errors="backslashreplace"))
-        record_id = f"{run}/alert/{name}/{about}"
-        await self._ledger.append(
-            Alert(run=run, step=0, record_id=record_id, name=name, detail=one_line(detail))
-        )
+        await self._ledger.append(builtin_alert(self._config.run, name, detail))
 
     async def _shortage(self) -> str | None:
         return await self._intake.room.shortage()
@@ -330,34 +336,6 @@ class Daemon:
         for task in (drained, forced):
             task.cancel()
         raise _Stopped
-
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """First SIGTERM or SIGINT drains, the second forces; SIGHUP reloads the config.
-
-        At a terminal SIGHUP says that it is gone, which is a SIGTERM. Handlers are removed at the
-        end.
-        """
-        loop = asyncio.get_running_loop()
-        at_terminal = sys.stderr.isatty()
-        numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-
-        def on_signal(number: signal.Signals) -> None:
-            if number is signal.SIGHUP and not at_terminal:
-                log.info("signal", name=number.name, effect="reload")
-                self._reload.ask()
-                return
-            again = self._stop.is_set()
-            log.info("signal", name=number.name, effect="force" if again else "drain")
-            (self._force if again else self._stop).set()
-
-        for number in numbers:
-            loop.add_signal_handler(number, on_signal, number)
-        try:
-            yield
-        finally:
-            for number in numbers:
-                loop.remove_signal_handler(number)
 
     def next_view(self) -> StatusView:
         """Let the beat go on, and show the status."""

@@ -5,19 +5,26 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 
 import msgspec
 import structlog
 
 from evald.config import Dispatch
 from evald.errors import EvaldError
-from evald.judge import skipped_record
+from evald.judge import accepted_record, skipped_record
 from evald.measure import Measure
-from evald.point import EvalPoint, Kind, Outcome, PointKey, SkipReason, Snapshot
+from evald.point import (
+    EvalPoint,
+    Kind,
+    Outcome,
+    PointKey,
+    SkipReason,
+    Snapshot,
+    absent_point,
+)
 from evald.pulse import Pulse
 from evald.results.ledger import Ledger
-from evald.results.records import Accepted, PointRecord, SetRecord
+from evald.results.records import PointRecord, SetRecord
 from evald.run_ends import RunEnds
 from evald.staging.offers import InvalidPoint, LostPoint, Offer, RunEnded, TrainerSkip
 from evald.staging.retention import Retention
@@ -102,7 +109,7 @@ class Dispatcher:
             case InvalidPoint(point=point, detail=detail):
                 await self._end(point, skipped_record(point, SkipReason.INVALID_SNAPSHOT, detail))
             case LostPoint(key=key, directory=directory, reason=reason, detail=detail):
-                point = EvalPoint(key, _no_snapshot(key, directory))
+                point = absent_point(key, directory)
                 await self._record(skipped_record(point, reason, detail))
             case TrainerSkip():
                 await self._trainer_skip(offer)
@@ -136,7 +143,7 @@ class Dispatcher:
             refusal = await self._refusal(snapshot)
             if refusal is not None:
                 return [(point, skipped_record(point, *refusal))]
-            await self._ledger.append(_accepted(point))
+            await self._ledger.append(accepted_record(point))
             log.info("point_accepted", point=str(key), bytes=snapshot.size_bytes)
         elif known.outcome is not None or self.is_open(key):
             return []
@@ -181,7 +188,7 @@ class Dispatcher:
             if self._ledger.index.revisions(key.run, key.step, key.kind):
                 log.info("skip_of_known_step_ignored", point=str(key), reason=offer.reason)
             else:
-                point = EvalPoint(key, _no_snapshot(key, Path()))
+                point = absent_point(key)
                 detail = offer.detail or f"the trainer skipped this step ({offer.reason})"
                 await self._record(skipped_record(point, offer.reason, detail))
         await self._retention.consume(offer.path)
@@ -364,34 +371,4 @@ def _view(entry: _Entry, now: float) -> PointView:
         kind=key.kind,
         state=entry.state,
         since_s=round(now - entry.since, 3),
-    )
-
-
-def _accepted(point: EvalPoint) -> Accepted:
-    key, snapshot = point.key, point.snapshot
-    return Accepted(
-        run=key.run,
-        step=key.step,
-        revision=key.revision,
-        record_id=f"{key.record_id}/accepted",
-        kind=key.kind,
-        directory=str(snapshot.directory),
-        size_bytes=snapshot.size_bytes,
-        fingerprint=snapshot.fingerprint,
-        digest=snapshot.digest,
-        final=snapshot.final,
-        owned=snapshot.owned,
-    )
-
-
-def _no_snapshot(key: PointKey, directory: Path) -> Snapshot:
-    """Stand in for a snapshot whose bytes never were, or are no longer, there."""
-    return Snapshot(
-        run=key.run,
-        step=key.step,
-        kind=key.kind,
-        directory=directory,
-        fingerprint="",
-        size_bytes=0,
-        owned=False,
     )

@@ -1,4 +1,4 @@
-"""The terminal record of a point: whether what came back is a measurement, and what it comes to."""
+"""The records that a point begins and ends with: what came back is a measurement, or a skip."""
 
 from __future__ import annotations
 
@@ -9,11 +9,29 @@ from evald import __version__
 from evald.config import Dispatch
 from evald.point import EvalPoint, Outcome, SkipReason, Timings
 from evald.postures.contract import PointResult, SetResult
-from evald.results.records import Counts, PointRecord
+from evald.results.records import Accepted, Counts, PointRecord
 from evald.text import one_line
 
 #: a share of samples that should be a whole number may be a little more.
 _ROUNDING = 1e-9
+
+
+def accepted_record(point: EvalPoint) -> Accepted:
+    """Build the record that a point is known."""
+    key, snapshot = point.key, point.snapshot
+    return Accepted(
+        run=key.run,
+        step=key.step,
+        revision=key.revision,
+        record_id=f"{key.record_id}/accepted",
+        kind=key.kind,
+        directory=str(snapshot.directory),
+        size_bytes=snapshot.size_bytes,
+        fingerprint=snapshot.fingerprint,
+        digest=snapshot.digest,
+        final=snapshot.final,
+        owned=snapshot.owned,
+    )
 
 
 def judge(

@@ -98,6 +98,20 @@ class EvalPoint(msgspec.Struct, frozen=True):
     snapshot: Snapshot
 
 
+def absent_point(key: PointKey, directory: Path = Path()) -> EvalPoint:
+    """Return a point whose bytes never were, or are no longer, there."""
+    snapshot = Snapshot(
+        run=key.run,
+        step=key.step,
+        kind=key.kind,
+        directory=directory,
+        fingerprint="",
+        size_bytes=0,
+        owned=False,
+    )
+    return EvalPoint(key, snapshot)
+
+
 class PinTarget(msgspec.Struct, frozen=True, kw_only=True):
     """The weights that a point must be measured on."""
 

@@ -11,7 +11,7 @@ import msgspec
 
 from evald.alerts.webhook import webhook_target
 from evald.config import Attached, Config, Shared
-from evald.config_check_alerts import alert_notes
+from evald.config_check_alerts import metric_notes
 from evald.engines.prepare import FleetPlan, prepare_fleet
 from evald.errors import ConfigError, EvaldError, InvalidSnapshot, LedgerError
 from evald.evals.curve import CHANGED_REMEDY, CurveWatch
@@ -106,7 +106,7 @@ def preflight(
     notes += library_notes(config.eval)
     # (a procedural set is an ordinary one by now)
     notes += sampling_notes([one.eval_set for one in sets])
-    notes += alert_notes(config)
+    notes += metric_notes(config)
     notes += [f"WARNING: {sentence}; its curve breaks" for sentence in changed]
     return Preflight(sets=sets, base=base, fleet=fleet, environ=environ, notes=notes)
 

@@ -75,13 +75,20 @@ def main() -> None:
     """Do one job."""
     configure_logging("warning")  # to standard error: standard output is for the answer
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=Job)
-    answer = Answer()
+    sys.stdout.buffer.write(msgspec.json.encode(check(job)))
+
+
+def check(job: Job) -> Answer:
+    """Load the sets once more and encode their prompts."""
     try:
         sets = [load_set(eval_set) for eval_set in job.sets]
-        answer.notes = check_prompts(sets, Path(job.model_dir), context_len=job.context_len)
     except ConfigError as error:
-        answer.problems = error.problems
-    sys.stdout.buffer.write(msgspec.json.encode(answer))
+        # they could be read a moment ago: what was read then is asked, whatever becomes of a file
+        return Answer(notes=[f"WARNING: prompts not checked: {what}" for what in error.problems])
+    try:
+        return Answer(check_prompts(sets, Path(job.model_dir), context_len=job.context_len))
+    except ConfigError as error:
+        return Answer(problems=error.problems)
 
 
 if __name__ == "__main__":

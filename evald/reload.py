@@ -98,15 +98,14 @@ class Reload:
     async def _reload(self) -> str:
         new = await asyncio.to_thread(self._read)
         old = self._config
-        names = [name for name in (*_EVALS, *_OTHERS) if name in new.__struct_fields__]
-        config = msgspec.structs.replace(old, **{name: getattr(new, name) for name in names})
+        config = msgspec.structs.replace(
+            old, **{name: getattr(new, name) for name in (*_EVALS, *_OTHERS)}
+        )
         # what is new must also fit what stays
         places = [f"eval set {one.name!r}" for one in config.eval]
         if problems := cross_check(config, places):
             raise ConfigError(problems)
-        changes = [
-            word for word in _OTHERS if getattr(old, word, None) != getattr(config, word, None)
-        ]
+        changes = [word for word in _OTHERS if getattr(old, word) != getattr(config, word)]
         sets = self._sets
         if config.eval or old.eval:
             loaded = await self._ready(config)

@@ -16,6 +16,7 @@ from evald.daemon import Daemon
 from evald.errors import EXIT_CONFIG, ConfigError, EvaldError
 from evald.log import configure_logging
 from evald.preflight import preflight
+from evald.signals import outlive_hangups
 
 log = structlog.get_logger(__name__)
 
@@ -27,15 +28,15 @@ def serve(
     config: Config,
     *,
     exit_on_run_end: bool,
-    log_level: str | None = None,
-    read: Callable[[], Config] | None = None,
+    log_level: str | None,
+    read: Callable[[], Config],
 ) -> int:
     """Run the daemon; returns its exit code.
 
-    ``log_level`` wins over the config's. ``read`` gives the config of now, for reloads; None: it
-    cannot change.
+    ``log_level`` wins over the config's. ``read`` gives the config of now, for reloads.
     """
     configure_logging(log_level or config.log_level)
+    outlive_hangups()
     _allow_many_files()
     checked = preflight(config, environ=os.environ, keep_data=True)
     for note in checked.notes:
@@ -46,7 +47,7 @@ def serve(
             config,
             checked,
             exit_on_run_end=exit_on_run_end,
-            read=read or (lambda: config),
+            read=read,
             set_log_level=lambda level: configure_logging(log_level or level),
         ).run()
 

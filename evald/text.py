@@ -11,10 +11,10 @@ import msgspec
 _MAX_CHARS = 2000
 
 
-#: options and variables whose values nobody should see.
+#: options and variables whose values nobody should see. (Bounded: a line may be anything.)
 _SECRET = re.compile(
-    r"(--(?:admin-)?api[a-z-]*[=\s]+|--ssl-keyfile-p[a-z-]*[=\s]+|--watermark-c[a-z-]*[=\s]+"
-    r"|\b[A-Z0-9_]*(?:KEY|TOKEN|SECRET|PASSWORD|CREDENTIALS)[A-Z0-9_]*=)('[^']*'|\"[^\"]*\"|\S+)"
+    r"(--(?:(?:admin-)?api|ssl-keyfile-p|watermark-c)[a-z-]{0,64}[=\s]+"
+    r"|(?:KEY|TOKEN|SECRET|PASSWORD|CREDENTIALS)[A-Z0-9_]{0,64}=)('[^']*'|\"[^\"]*\"|\S+)"
 )
 
 

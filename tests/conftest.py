@@ -11,6 +11,7 @@ import pytest
 import structlog
 from browser import chromium
 from export_rig import TwoRanks, run_two_ranks
+from plain_environ import plain_environ
 
 from evald.engines import readiness, supervision
 from evald.engines.state import RestartPolicy
@@ -45,9 +46,8 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     Built in a process of its own: this one, like the daemon, does without torch.
     """
     directory = tmp_path_factory.mktemp("tiny-model")
-    subprocess.run(
-        [sys.executable, "-m", "evald.demo.model", str(directory)], check=True, timeout=100
-    )
+    command = [sys.executable, "-m", "evald.demo.model", str(directory)]
+    subprocess.run(command, check=True, timeout=100, env=plain_environ())
     return directory
 
 

@@ -39,10 +39,10 @@ def metrics_of(name: str, score: float, before: float | None, base: float | None
     error = math.sqrt(score * (1 - score) / N)
     key = f"eval/{name}"
     found = {
-        key: score,
         f"{key}-truncated_ratio": 0.08 * (1 - score),
         f"{key}-none_reward_ratio": 0.0,
         f"{key}/no_answer_ratio": 0.05 * (1 - score),
+        key: score,  # (records do not begin with it)
         f"{key}/stderr": error,
         f"{key}/ci95_low": score - 1.96 * error,
         f"{key}/ci95_high": score + 1.96 * error,

@@ -57,7 +57,9 @@ class Alerts:
         poster: Poster | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        self._rules = list(rules)
+        #: those that have learnt all there was.
+        self._rules: list[Rule] = []
+        self._next = list(rules)
         self._run = run
         self._ledger = ledger
         self._view = view
@@ -78,7 +80,7 @@ class Alerts:
 
         What was told under a rule's name is not told again.
         """
-        self._rules = list(rules)
+        self._next = list(rules)
         self._changed.set()
 
     async def run(self) -> None:
@@ -111,7 +113,9 @@ class Alerts:
 
     async def _learn(self) -> None:
         """Show the rules all that is recorded; what they think of the newest points counts."""
-        rules, self._follower, self._seen_seq = self._rules, Follower(self._ledger.path), 0
+        # (while they learn, what they think of the status would be wrong)
+        rules, self._rules = self._next, []
+        self._follower, self._seen_seq = Follower(self._ledger.path), 0
         if not rules:
             return
         first = self._memory is None
@@ -119,7 +123,7 @@ class Alerts:
         newest: dict[tuple[int, str], list[Verdict]] = {}
         async for record in self._records():
             if isinstance(record, Alert):
-                self._pass_on(record)
+                self._pass_on(record, rules)
                 if first:
                     memory.recall(record)
             if isinstance(record, RunEnd):
@@ -127,7 +131,7 @@ class Alerts:
             for number, rule in enumerate(rules):
                 if verdicts := rule.note(record):
                     newest[number, record.run] = verdicts
-        self._memory = memory  # (not before it is whole)
+        self._memory, self._rules = memory, rules  # (not before they are whole)
         for (number, _), verdicts in newest.items():
             self._take(rules[number], verdicts)
 
@@ -136,7 +140,7 @@ class Alerts:
             return
         async for record in self._records():
             if isinstance(record, Alert):
-                self._pass_on(record)
+                self._pass_on(record, self._rules)
             for rule in self._rules:
                 self._take(rule, rule.note(record))
 
@@ -195,7 +199,7 @@ class Alerts:
         self._unwritten.append(record)
         self._more.set()
 
-    def _pass_on(self, record: Alert) -> None:
+    def _pass_on(self, record: Alert, rules: list[Rule]) -> None:
         """Post an alert of evald's own that is new, if a rule asks for it."""
         if record.subject or record.seq <= self._passed_seq:
             return
@@ -203,7 +207,7 @@ class Alerts:
         asked = any(
             rule.config.kind == "builtin"
             and (not rule.config.names or record.name in rule.config.names)
-            for rule in self._rules
+            for rule in rules
         )
         if asked and self._poster is not None:
             self._poster.give(record, time_s=self._wall())
@@ -220,9 +224,10 @@ class Alerts:
             self._unwritten.popleft()
 
     async def _last_words(self) -> None:
-        """Tell what has just happened, such as the end of the last engine, within a bound."""
+        """Tell what has just happened, such as the end of the last point, within a bound."""
         try:
             async with asyncio.timeout(LAST_WORDS_S):
+                await self._catch_up()
                 self._look()
                 await self._write_all()
                 if self._poster is not None:

@@ -1,10 +1,11 @@
 """Rules that compare a point with an earlier one of its run: drop, truncated, no_answer.
 
-Measured on simulated curves (``bench/alert_noise.py``), with the defaults: see the README.
+Measured on simulated curves (``bench/alert_noise.py``), with the defaults: see docs/watching.md.
 """
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterable, Mapping
 
 import msgspec
@@ -36,12 +37,56 @@ class Watched(msgspec.Struct, frozen=True, kw_only=True):
     samples_each: int | None = None
 
 
-class _Curve(msgspec.Struct):
-    """The readings of one metric of one run."""
+class _Curve:
+    """The readings of one metric of one run; a new point is compared without a look at all."""
 
-    readings: dict[int, Reading] = msgspec.field(default_factory=dict)
-    baseline: Reading | None = None
-    newest_step: int | None = None
+    def __init__(self, sign: int) -> None:
+        self._sign = sign
+        self._readings: dict[int, Reading] = {}
+        self._steps: list[int] = []
+        #: the best of the complete ones, and of how many; None: one was replaced since.
+        self._best: tuple[Reading | None, int] | None = (None, 0)
+        self.baseline: Reading | None = None
+        self.newest_step: int | None = None
+
+    def clear(self) -> None:
+        """Forget what no longer compares."""
+        self._readings.clear()
+        self._steps.clear()
+        self._best = (None, 0)
+        self.baseline = None
+
+    def put(self, reading: Reading) -> None:
+        """Take in a reading, in place of an earlier one of its step."""
+        if reading.step in self._readings:
+            self._best = None
+        else:
+            bisect.insort(self._steps, reading.step)
+            if self._best is not None and reading.complete:
+                best, n = self._best
+                self._best = (self._better([best, reading]), n + 1)
+        self._readings[reading.step] = reading
+
+    def last_before(self, step: int) -> Reading | None:
+        """Return the reading of the newest step before this one."""
+        index = bisect.bisect_left(self._steps, step)
+        return self._readings[self._steps[index - 1]] if index else None
+
+    def best_before(self, step: int) -> tuple[Reading | None, int]:
+        """Return the best complete reading of the steps before this one, and of how many."""
+        is_all = not self._steps or self._steps[-1] < step
+        if is_all and self._best is not None:
+            return self._best
+        before = (self._readings[one] for one in self._steps if one < step)
+        complete = [reading for reading in before if reading.complete]
+        found = (self._better(complete), len(complete))
+        if is_all:
+            self._best = found
+        return found
+
+    def _better(self, readings: Iterable[Reading | None]) -> Reading | None:
+        known = (reading for reading in readings if reading is not None)
+        return min(known, key=lambda reading: self._sign * reading.value, default=None)
 
 
 class Comparing(Rule):
@@ -78,10 +123,9 @@ class Comparing(Rule):
         new = _read(record, one, n_samples)
         if new is None:
             return None
-        curve = self._curves.setdefault((record.run, one.metric), _Curve())
+        curve = self._curves.setdefault((record.run, one.metric), _Curve(one.sign))
         if not set(one.sets).isdisjoint(record.curve_breaks):
-            curve.readings.clear()
-            curve.baseline = None
+            curve.clear()
         verdict = None
         if record.kind is Kind.BASELINE:
             curve.baseline = new
@@ -91,19 +135,18 @@ class Comparing(Rule):
         if in_turn and "regraded_from" not in record.provenance:
             verdict = self._judge(record, one, curve, new)
             curve.newest_step = new.step
-        curve.readings[new.step] = new
+        curve.put(new)
         return verdict
 
     def _judge(
         self, record: PointRecord, one: Watched, curve: _Curve, new: Reading
     ) -> Verdict | None:
-        before = [curve.readings[step] for step in sorted(curve.readings) if step < new.step]
-        old, candidates = self._reference(one, curve, before)
+        old, candidates = self._reference(curve, new.step)
         if old is None:
             return None
         name = "baseline" if self._against == "baseline" else "prev"
         compared = None
-        if name == "baseline" or old is before[-1]:
+        if name == "baseline" or old is curve.last_before(new.step):
             key = f"{one.metric}/delta_{name}"
             compared = paired(record.metrics, key, sign=one.sign)
         worse_by, k = compared or independent(_at_best(record, one, new), old, sign=one.sign)
@@ -127,17 +170,13 @@ class Comparing(Rule):
             revision=record.revision,
         )
 
-    def _reference(
-        self, one: Watched, curve: _Curve, before: list[Reading]
-    ) -> tuple[Reading | None, int]:
+    def _reference(self, curve: _Curve, step: int) -> tuple[Reading | None, int]:
         """Return what to compare with, and of how many it is the best."""
         if self._against == "baseline":
             return curve.baseline, 1
         if self._against == "previous":
-            return (before[-1] if before else None), 1
-        complete = [reading for reading in before if reading.complete]
-        best = min(complete, key=lambda reading: one.sign * reading.value, default=None)
-        return best, len(complete)
+            return curve.last_before(step), 1
+        return curve.best_before(step)
 
     def _sentence(
         self,

@@ -10,6 +10,8 @@ from evald.status.view import StatusView
 
 #: room is there again once so much more than the limit is free.
 _ENOUGH_AGAIN = 1.1
+#: from here on silence is said in minutes.
+_MINUTES_FROM_S = 120.0
 
 
 class Silent(Rule):
@@ -21,25 +23,35 @@ class Silent(Rule):
     def __init__(self, config: AlertRule) -> None:
         super().__init__(config)
         self._limit_s = config.after_s or 0.0
-        #: newest run that has not ended.
+        #: newest run that has not ended, and all of those.
         self._open = ""
-        self._last_s = 0.0
+        self._begun: set[str] = set()
+        #: when the silence began: by the wall clock, and by the uptime, which nobody sets.
+        self._last_s = self._known_s = 0.0
+        self._last_up_s = 0.0
 
     def note(self, record: AnyRecord) -> list[Verdict]:
         """Learn what is expected."""
-        if isinstance(record, Accepted | SetRecord | PointRecord):
+        # (a point that is tried or graded again does not begin a run that has ended)
+        if isinstance(record, Accepted | SetRecord | PointRecord) and not record.revision:
             self._open = record.run
-        if isinstance(record, RunEnd) and record.run == self._open:
-            self._open = ""
-        if isinstance(record, Accepted) and not self._last_s:
-            self._last_s = record.time
+            if record.run not in self._begun:
+                self._begun.add(record.run)
+                self._last_s = record.time
+        if isinstance(record, RunEnd):
+            self._begun.discard(record.run)
+            if record.run == self._open:
+                self._open = ""
         if isinstance(record, PointRecord):
             self._last_s = record.time
         return []
 
     def check(self, view: StatusView, now_s: float) -> list[Verdict]:
-        """Compare with the clock."""
-        quiet_s = now_s - self._last_s
+        """Compare with the time that has passed since the last record counted."""
+        if self._last_s != self._known_s:
+            self._known_s = self._last_s
+            self._last_up_s = view.uptime_s - max(0.0, now_s - self._last_s)
+        quiet_s = view.uptime_s - self._last_up_s
         holds: bool | None = None
         if not self._open or quiet_s <= self._limit_s:
             holds = False
@@ -50,9 +62,9 @@ class Silent(Rule):
             f"{len(view.queued)} queued, {len(view.running)} running, {serving} of "
             f"{len(view.engines)} engines serving; see `evald status`"
         )
+        quiet = f"{quiet_s / 60:.0f} minutes" if quiet_s >= _MINUTES_FROM_S else f"{quiet_s:.0f} s"
         detail = (
-            f"no point has ended for {quiet_s / 60:.0f} minutes, and run {self._open!r} has not "
-            f"ended: {state}"
+            f"no point has ended for {quiet}, and run {self._open!r} has not ended: {state}"
             if self._open and quiet_s > self._limit_s
             else f"points end again, or the run is over: {state}"
         )

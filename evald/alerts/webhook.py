@@ -49,11 +49,19 @@ def webhook_target(config: Webhook, environ: Mapping[str, str]) -> Target:
     token = None
     if config.token_env is not None or config.token_file is not None:
         token = _secret("token", config.token_env, config.token_file, environ)
-    parts = urlsplit(url)
-    if parts.scheme not in {"http", "https"} or not parts.hostname:
+    if not _is_url(url):
         key = "url_env" if config.url_file is None else "url_file"
         raise ConfigError([f"webhook.{key}: what is there is no URL; put http(s)://host/... in"])
     return Target(url, token)
+
+
+def _is_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        host = (parts.hostname or "").encode("idna")
+        return parts.scheme in {"http", "https"} and bool(host) and parts.port != 0
+    except ValueError:  # no port, no address, or a label that is empty or too long
+        return False
 
 
 def _secret(what: str, env: str | None, file: str | None, environ: Mapping[str, str]) -> str:
@@ -64,8 +72,8 @@ def _secret(what: str, env: str | None, file: str | None, environ: Mapping[str, 
         )
     try:
         if file is not None:
-            return read_token(Path(file))
-        return check_token(environ[env or ""], f"environment variable {env}")
+            return read_token(Path(file), what)
+        return check_token(environ[env or ""], f"environment variable {env}", what)
     except TokenError as error:
         raise ConfigError([f"webhook.{key}: {error}"]) from error
 
@@ -138,7 +146,7 @@ class Poster:
                 status = response.status
         except TimeoutError:
             return f"no answer within {_TRY_S:g} s", True
-        except aiohttp.ClientError as error:
+        except (aiohttp.ClientError, OSError, ValueError) as error:
             return type(error).__name__, True  # (its words may hold the URL)
         if status < 300:  # noqa: PLR2004 - taken
             return "", False

@@ -9,6 +9,8 @@ import sys
 from evald.commands import target
 
 EXIT_NOT_RUNNING = 3
+#: a reload reads all data sets and encodes their prompts before it answers.
+_RELOAD_TIMEOUT_S = 2400.0
 
 _HELP = {
     "retry": "measure a step that has ended once more, as its next revision",
@@ -45,7 +47,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Send the command; 0: done, 1: refused, 3: no daemon is running."""
-    from evald.status.client import NotRunning, operate
+    from evald.status.client import TIMEOUT_S, NotRunning, operate
 
     fields = {"verb": "verb", "step": "step", "run_id": "run", "engine": "engine", "why": "why"}
     given = {name: getattr(args, field, None) for field, name in fields.items()}
@@ -58,7 +60,8 @@ def run(args: argparse.Namespace) -> int:
         if value is not None
     }
     try:
-        print(asyncio.run(operate(target.find(args), command)))
+        timeout_s = _RELOAD_TIMEOUT_S if args.verb == "reload" else TIMEOUT_S
+        print(asyncio.run(operate(target.find(args), command, timeout_s=timeout_s)))
     except NotRunning as error:
         print(f"evald: {error}", file=sys.stderr)
         return EXIT_NOT_RUNNING

@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from evald.commands.target import add_token_argument
 from evald.errors import ConfigError, EvaldError
 
 if TYPE_CHECKING:
@@ -19,8 +20,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "results",
         metavar="RESULTS",
-        help="results directory, results.jsonl, or config (.toml: samples come with their prompts)",
+        help="results directory, results.jsonl, config (.toml: samples come with their prompts), "
+        "or a daemon's http://host:port",
     )
+    add_token_argument(parser)
     parser.add_argument("-o", "--output", default="report.html", metavar="FILE")
     parser.add_argument(
         "--samples",
@@ -34,20 +37,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the report; says what is in it."""
-    from evald.results.locate import results_file
-    from evald.status.client import is_url
+    from evald.results.sinks.source import open_source
+    from evald.results.sinks.stored import open_stored
     from evald.status.report import make_report, render_report
 
-    if is_url(args.results):
-        raise EvaldError(
-            f"cannot report on {args.results}: the ledger's files are needed; run it where they "
-            "are, or open that URL in a browser"
-        )
     if args.samples < 0:
         raise EvaldError(f"cannot take {args.samples} samples: give --samples 0 or more")
-    ledger = results_file(args.results)
+    source = open_source(args.results, token_file=args.token_file)
+    open_samples = open_stored(args.results, token_file=args.token_file)
     sets = _sets(args.results) if args.results.endswith(".toml") and args.samples else []
-    report = make_report(ledger, n_samples=args.samples, sets=sets)
+    try:
+        report = make_report(source, open_samples, n_samples=args.samples, sets=sets)
+    finally:
+        source.close()
     output = Path(args.output)
     size = _write(output, render_report(report).encode())
     points = sum(record.type == "point" for record in report.batch.records)
@@ -72,6 +74,9 @@ def _sets(config: str) -> list[LoadedSet]:
 
 def _write(output: Path, content: bytes) -> int:
     """Put the file in place whole."""
+    if output.exists() and not output.is_file() and not output.is_dir():
+        raise EvaldError(f"cannot write {output}: it is no file; name another one with -o")
+    output = output.resolve()  # a link stays one
     try:
         descriptor, fresh = tempfile.mkstemp(dir=output.parent, prefix=f".{output.name}.")
         try:

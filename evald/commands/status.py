@@ -49,10 +49,9 @@ def run(args: argparse.Namespace) -> int:
 
 async def _once(args: argparse.Namespace) -> int:
     from evald.status.client import fetch_status
-    from evald.status.terminal.painter import Painter
     from evald.status.terminal.plain import as_text
     from evald.status.terminal.source import Source
-    from evald.status.terminal.text import glyphs_of
+    from evald.status.terminal.text import Painter, glyphs_of
 
     if args.json:
         view = await fetch_status(target.find(args))

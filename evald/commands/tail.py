@@ -7,20 +7,11 @@ import os
 import select
 import sys
 
-import msgspec
-
 from evald.commands import tail_to, target
 
 POLL_S = 0.2
 EXIT_NOT_RUNNING = 3
 EXIT_INTERRUPTED = 130
-
-
-class _Seq(msgspec.Struct):
-    seq: int = 0
-
-
-_decoder = msgspec.json.Decoder(_Seq)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -103,11 +94,10 @@ def _reader_has_gone() -> bool:
 
 def _print(lines: list[bytes], after: int) -> None:
     """Print the records after a seq, flushed; a line that is no record is left out."""
+    from evald.status.pages import seq_of
+
     for line in lines:
-        try:
-            seq = _decoder.decode(line).seq
-        except (msgspec.DecodeError, RecursionError):
-            continue
-        if seq > after:
+        seq = seq_of(line)
+        if seq is not None and seq > after:
             sys.stdout.write(line.decode() + "\n")
             sys.stdout.flush()

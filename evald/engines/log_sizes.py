@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import structlog
@@ -26,15 +28,22 @@ _WITH_LOGS = ("engines", "blackbox", "functions")
 CUT = b"(evald has cut off what was older)\n"
 
 
-async def keep_logs_short(directory: Path, pulse: Pulse) -> None:
-    """Look each minute after all logs in the results ``directory``, until cancelled."""
-    while True:
-        pulse.rest("looking, or waiting for the next look", LOOK_S + _SHORTEN_S)
-        await asyncio.sleep(LOOK_S)
-        try:
-            await asyncio.to_thread(shorten_all, directory)
-        except OSError as error:
-            log.warning("logs_not_shortened", error=str(error))
+class LogSizes:
+    """Looks after all logs in the results ``directory``."""
+
+    def __init__(self, directory: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._directory = directory
+        self.pulse = Pulse("logs", clock=clock)
+
+    async def run(self) -> None:
+        """Look each minute, until cancelled."""
+        while True:
+            self.pulse.rest("looking, or waiting for the next look", LOOK_S + _SHORTEN_S)
+            await asyncio.sleep(LOOK_S)
+            try:
+                await asyncio.to_thread(shorten_all, self._directory)
+            except OSError as error:
+                log.warning("logs_not_shortened", error=str(error))
 
 
 def shorten_all(directory: Path) -> None:

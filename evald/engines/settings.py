@@ -158,7 +158,7 @@ def check_settings(settings: Mapping[str, Setting], arguments: ServerArguments) 
         shown = f"{setting.origin} {name} = {show(name, setting.value)}"
         if argument is None:
             near = arguments.suggest(name)
-            hint = f"did you mean {near}? " if near else ""
+            hint = f"did you mean {near}? If not, " if near else ""
             remove = "remove it"
             if setting.origin.startswith("[fleet.inherit]"):
                 remove = "name it in fleet.inherit.without to leave it out"

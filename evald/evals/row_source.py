@@ -9,6 +9,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 import xxhash
@@ -102,15 +103,20 @@ class RowSource:
                 yield RawRow(number, f"line {line_number}", content)
 
     def _lines(self) -> Iterator[bytes]:
-        with self.path.open("rb") as file:
+        with self._open() as file:
             # some editors write a byte order mark, which no JSON parser takes
             if file.read(len(_BOM)) != _BOM:
                 file.seek(0)
             yield from file
 
+    def _open(self) -> BinaryIO:
+        if self.path.is_fifo():  # it might never be opened, and gives its rows only once
+            raise Unreadable("it is a pipe; write the rows into a file")
+        return self.path.open("rb")
+
     def _parquet(self) -> Iterator[RawRow]:
         """Let a process of its own convert the rows: pyarrow has no place in the daemon."""
-        self.path.open("rb").close()
+        self._open().close()
         bounds = ["" if end is None else str(end) for end in (self._slice.start, self._slice.stop)]
         words = [sys.executable, "-P", "-m", "evald.evals.parquet_rows", str(self.path), *bounds]
         with (

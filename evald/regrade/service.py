@@ -84,7 +84,8 @@ async def carry_out(
 ) -> None:
     """Grade all points of a plan again; ``view`` shows how far it is, ``say`` hears sentences.
 
-    ``mark`` is called whenever it has got on. A point that cannot be graded again after all does not keep the others from it.
+    ``mark`` is called whenever it has got on. A point that cannot be graded again after all does
+    not keep the others from it.
     """
     loop = asyncio.get_running_loop()
     told_s = loop.time()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-from collections.abc import AsyncGenerator, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -201,19 +200,6 @@ def _open(path: Path) -> int:
 def _identity(file: Path | int) -> tuple[int, int]:
     status = file.stat() if isinstance(file, Path) else os.fstat(file)
     return status.st_dev, status.st_ino
-
-
-async def follow(
-    path: Path, *, cursor: Cursor | None = None, poll_s: float = 0.2
-) -> AsyncGenerator[bytes, None]:
-    """Yield each line of ``path`` as it appears, for ever; see :class:`Follower`."""
-    with Follower(path, cursor) as follower:
-        while True:
-            lines = await asyncio.to_thread(follower.read)
-            for line in lines:
-                yield line
-            if not lines:
-                await asyncio.sleep(poll_s)
 
 
 def read_records(path: Path) -> list[AnyRecord]:

@@ -53,6 +53,7 @@ class BestKeeper:
         #: that nothing can be copied now was told.
         self._told_owing = False
         self._told_missing = False
+        self._told_lost: set[str] = set()
 
     def close(self) -> None:
         """Let a copy that is being made end early; the next life makes it."""
@@ -114,7 +115,9 @@ class BestKeeper:
             kept = await asyncio.to_thread(self._copies.make, one)
         except Lost as lost:
             self._owed.pop(run, None)
-            await self._alert("best_not_kept", str(lost))
+            if str(lost) not in self._told_lost:
+                self._told_lost.add(str(lost))
+                await self._alert("best_not_kept", str(lost))
             return
         except NotKept as fault:
             self._owed[run] = one

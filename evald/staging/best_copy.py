@@ -3,7 +3,8 @@
 ``DIR/<run>/step_N.rR/`` holds its files, and the point's record as ``evald_record.json``;
 ``DIR/<run>/best`` is a link to it. The copy is made under a hidden name, synced and renamed; the
 link turns to it at once, and only then the one before goes. So a reader of ``best`` always finds a
-whole snapshot, whatever dies meanwhile.
+whole snapshot, whatever dies meanwhile. All of it happens in the run's own open folder: no link on
+the way there is followed.
 """
 
 from __future__ import annotations
@@ -16,8 +17,7 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -31,12 +31,15 @@ from evald.results.records import PointRecord, decode
 from evald.staging.digest import fingerprint
 from evald.staging.failing import fails_for_now
 from evald.staging.files import is_training_state, list_files, open_file
+from evald.staging.inside import own_folder
 from evald.text import encode_json
 
 log = structlog.get_logger(__name__)
 
 RECORD_NAME = "evald_record.json"
 LINK_NAME = "best"
+#: beside it: by which rule it is the best one.
+RULE_NAME = "best_by.txt"
 _KEPT = re.compile(r"step_-?[0-9]+\.r[0-9]+(\.[0-9a-f]{8})?")
 _HIDDEN = re.compile(r"\.tmp-.+\.[0-9a-f]{8}")
 _CHUNK_BYTES = 8 << 20
@@ -52,7 +55,7 @@ class NotKept(EvaldError):
 
 
 class Lost(NotKept):
-    """It never will be: its bytes are no longer what was measured."""
+    """It never will be: its bytes are not what was measured, or its place is another's."""
 
 
 class Best(msgspec.Struct, frozen=True):
@@ -72,6 +75,7 @@ class BestCopies:
         self._config = config
         self._marker = marker
         self._dir = Path(config.dir)
+        self._by = f"{config.rule} {config.metric}"
         #: a thread cannot be cancelled: it looks here.
         self._stop = threading.Event()
 
@@ -96,9 +100,11 @@ class BestCopies:
             f"{one.value:g}, in {place}: "
         )
         try:
-            place.mkdir(parents=True, exist_ok=True)
-            with _turn(place, self._stop):
-                return self._put(one, place)
+            self._dir.mkdir(parents=True, exist_ok=True)
+            with own_folder(self._dir, one.record.run) as folder:
+                _take_turn(folder, place, self._stop)
+                name = self._put(one, Path(f"/proc/self/fd/{folder}"))
+            return None if name is None else place / name
         except SnapshotGone as gone:
             kind = NotKept if fails_for_now(gone) else Lost
             raise kind(f"{sentence}{gone}") from gone
@@ -108,9 +114,10 @@ class BestCopies:
                 "and until then an owned staging root holds the snapshot beside staging.keep others"
             ) from error
 
-    def _put(self, one: Best, place: Path) -> Path | None:
-        """Copy it into its run's folder, if it is better than the one there."""
+    def _put(self, one: Best, place: Path) -> str | None:
+        """Copy it into its run's folder, if it is better than the one there; return its name."""
         self._clean(place)
+        self._refuse_other_rule(one.record.run, place)
         if not self._is_better(one.value, place):
             return None
         name = f"step_{one.record.step}.r{one.record.revision}"
@@ -124,12 +131,29 @@ class BestCopies:
             hidden.rename(place / name)
         finally:
             shutil.rmtree(hidden, ignore_errors=True)
-        fresh = _hidden(place, LINK_NAME)
-        fresh.symlink_to(name)
-        fresh.replace(place / LINK_NAME)
+        rule = _hidden(place, RULE_NAME)
+        _write(rule, partial(_write_all, f"{self._by}\n".encode()))
+        rule.replace(place / RULE_NAME)
+        link = _hidden(place, LINK_NAME)
+        link.symlink_to(name)
+        link.replace(place / LINK_NAME)
         sync_dir(place)
         self._clean(place)
-        return place / name
+        return name
+
+    def _refuse_other_rule(self, run: str, place: Path) -> None:
+        """Raise Lost if the run's folder keeps the best one by another rule."""
+        try:
+            with open_file(place / RULE_NAME) as file:
+                its = file.read().decode(errors="replace").strip()
+        except FileNotFoundError:
+            return  # nothing was kept there yet
+        if its != self._by:
+            raise Lost(
+                f"cannot keep the best snapshot by {self._by} in {self._dir / run}: it has the "
+                f"best by {its}; choose another keep_best.dir, or delete "
+                f"{self._dir / run / RULE_NAME}"
+            )
 
     def _is_better(self, value: float, place: Path) -> bool:
         """Compare with the best one that is kept; equal is not better."""
@@ -189,30 +213,25 @@ class BestCopies:
                 path.unlink()
 
 
-@contextmanager
-def _turn(place: Path, stop: threading.Event) -> Iterator[None]:
-    """Keep out other daemons: they would take a copy that is being made for one cut short.
+def _take_turn(folder: int, place: Path, stop: threading.Event) -> None:
+    """Keep out other daemons, until ``folder`` is closed.
 
-    Raises BlockingIOError when one of them does not come to an end. A file system that knows no
-    locks is used without.
+    They would take a copy that is being made for one cut short. Raises BlockingIOError when one of
+    them does not come to an end. A file system that knows no locks is used without.
     """
-    descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        deadline = time.monotonic() + _TURN_S
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                if stop.wait(_LOOK_S) or time.monotonic() > deadline:
-                    told = "another evald copies a snapshot there"
-                    raise BlockingIOError(error.errno, told) from error
-                continue
-            except OSError as error:
-                log.debug("best_not_locked", place=str(place), error=str(error))
-            break
-        yield
-    finally:
-        os.close(descriptor)
+    deadline = time.monotonic() + _TURN_S
+    while True:
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            if stop.wait(_LOOK_S) or time.monotonic() > deadline:
+                told = "another evald copies a snapshot there"
+                raise BlockingIOError(error.errno, told) from error
+        except OSError as error:
+            log.debug("best_not_locked", place=str(place), error=str(error))
+            return
+        else:
+            return
 
 
 def _hidden(place: Path, name: str) -> Path:

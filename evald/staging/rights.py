@@ -11,6 +11,7 @@ from pathlib import Path
 from evald.staging.files import MAX_DEPTH, SnapshotFile
 
 _FOLDER = os.R_OK | os.W_OK | os.X_OK
+_ACL = "system.posix_acl_access"
 
 
 def unreadable(file: SnapshotFile, error: OSError) -> str:
@@ -90,11 +91,28 @@ def _folder_fault(folder: Path) -> str | None:
     status = folder.stat()
     if os.statvfs(folder).f_flag & os.ST_RDONLY:
         return f"the file system of {folder} is mounted read-only; set staging.owned = false"
-    return (
+    found = (
         f"{folder} has mode {stat.S_IMODE(status.st_mode):04o} and owner {user(status.st_uid)}, "
-        f"and evald runs as {user(os.geteuid())}; run both as one user, or give evald's user a "
-        f"default ACL on the staging root (setfacl -R -d -m u:{os.geteuid()}:rwX)"
+        f"and evald runs as {user(os.geteuid())}"
     )
+    if _is_masked(folder, status.st_mode):
+        return (
+            f"{found}; this mode takes away what the folder's ACL gives: chmod g+w it, also after "
+            "each copy that keeps modes (cp -r, rsync -a)"
+        )
+    return (
+        f"{found}; run both as one user, or give evald's user a default ACL on the staging root "
+        f"(setfacl -R -d -m u:{os.geteuid()}:rwX)"
+    )
+
+
+def _is_masked(folder: Path, mode: int) -> bool:
+    """With an ACL, the group's bits of the mode are the most that it gives to anybody named."""
+    try:
+        has_acl = _ACL in os.listxattr(folder)
+    except OSError:
+        return False
+    return has_acl and mode & stat.S_IRWXG != stat.S_IRWXG
 
 
 def _sticky_entries_fault(folder: Path) -> str | None:

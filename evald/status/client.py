@@ -29,6 +29,8 @@ from evald.status.view import LAST_SEQ_HEADER, StatusView
 from evald.text import one_line
 
 TIMEOUT_S = 10.0
+#: samples of a set may be gigabytes.
+SAMPLES_TIMEOUT_S = 600.0
 
 
 class NotRunning(EvaldError):
@@ -179,6 +181,15 @@ async def fetch_records(
     return body.splitlines(), int(newest)
 
 
+async def fetch_samples(
+    door: Door, record_id: str, set_name: str, *, timeout_s: float = SAMPLES_TIMEOUT_S
+) -> bytes:
+    """Return the stored samples of one eval set of a point. Raises as fetch_status() does."""
+    query = urlencode({"record_id": record_id, "set": set_name})
+    _, body = await ask(door, "GET", f"/samples?{query}", timeout_s=timeout_s)
+    return body
+
+
 async def operate(door: Door, command: dict[str, Any], *, timeout_s: float = TIMEOUT_S) -> str:
     """Send a command (the fields of ``Command``); return what was done.
 
@@ -218,7 +229,7 @@ async def ask(
         raise NotRunning(f"cannot ask the daemon at {door}: none is running there") from error
     except (aiohttp.ClientError, TimeoutError) as error:
         raise NoAnswer(
-            f"cannot ask the daemon at {door}: {error or 'no answer'} within {timeout_s:g} s"
+            f"cannot ask the daemon at {door}: {str(error) or 'no answer'} within {timeout_s:g} s"
         ) from error
     if response.status == HTTPStatus.UNAUTHORIZED:
         raise EvaldError(

@@ -13,9 +13,9 @@ MAX_LINES = 2000
 _TAIL_BYTES = 512 << 10
 _MAX_LINE_CHARS = 4000
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,127}")
-#: SGLang writes all its arguments into its log, keys among them.
+#: SGLang writes all its arguments into its log, keys among them. (Bounded: a line may be anything.)
 _ARGUMENT = re.compile(
-    r"(\b\w*(?:api_key|password|secret|hf_token|watermark_config)\w*['\"]?\s*[=:]\s*)"
+    r"((?:api_key|password|secret|hf_token|watermark_config)\w{0,64}['\"]?\s*[=:]\s*)"
     r"('[^']*'|\"[^\"]*\"|(?!None\b)[^\s,)}]+)",
     re.IGNORECASE,
 )

@@ -12,6 +12,7 @@ import msgspec
 import structlog
 from aiohttp import web
 
+from evald.status.asked import natural
 from evald.status.page_records import Batch, PageRecords
 from evald.status.view import StatusView
 from evald.text import encode_json
@@ -58,8 +59,8 @@ class Events:
         page: Callable[[int, int], bytes],
     ) -> None:
         """``page``: gives lines after a seq, at most so many; blocking."""
-        self._view = view
-        self._newest_seq = newest_seq
+        self.view = view
+        self.newest_seq = newest_seq
         self._page = page
         self._streams = 0
         self._closing = False
@@ -71,10 +72,10 @@ class Events:
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Answer with a stream, until either side has enough."""
         text = request.headers.get("Last-Event-ID") or request.query.get("after", "0")
-        if not (text.isascii() and text.isdigit()):
-            return web.Response(
-                status=400, text=f"cannot use after={text!r}: it must be a whole number from 0\n"
-            )
+        try:
+            after = natural(text, "after")
+        except ValueError as error:
+            return web.Response(status=400, text=f"{error}\n")
         if self._streams >= MAX_STREAMS:
             return web.Response(
                 status=503,
@@ -86,7 +87,7 @@ class Events:
             response = web.StreamResponse(headers=_HEADERS)
             await response.prepare(request)
             _give_up_when_gone(request.transport)
-            await _Stream(self, request, response, after=int(text)).run()
+            await _Stream(self, request, response, after=after).run()
         except ConnectionError:  # the reader has gone
             pass
         except TimeoutError:
@@ -100,14 +101,6 @@ class Events:
     def goes_on(self, request: web.Request) -> bool:
         """Tell whether both sides are there."""
         return not self._closing and request.transport is not None
-
-    def status(self) -> StatusView:
-        """Show the status as it is now."""
-        return self._view()
-
-    def newest_seq(self) -> int:
-        """Return the seq of the newest record."""
-        return self._newest_seq()
 
     def batch(self, records: PageRecords, after: int) -> Batch:
         """Read the next records; blocking, raises OSError."""
@@ -162,7 +155,7 @@ class _Stream:
         now_s = time.monotonic()
         if now_s - self._told_s < STATUS_S:
             return
-        view = self._events.status()
+        view = self._events.view()
         same = self._told is not None and _still(view) == _still(self._told)
         if same and now_s - self._told_s < IDLE_STATUS_S:
             return

@@ -27,35 +27,8 @@ class _Provenance(msgspec.Struct):
     regraded_from: Any = None
 
 
-class _Line(msgspec.Struct):
-    """The part of a line that is shown."""
-
-    type: str
-    seq: int
-    time: float = 0.0
-    run: str = ""
-    step: int = 0
-    revision: int = 0
-    record_id: str = ""
-    kind: str = "step"
-    outcome: str = ""
-    reason: str = ""
-    detail: str = ""
-    set: str = ""
-    name: str = ""
-    subject: str = ""
-    cleared: bool = False
-    seconds: float = 0.0
-    counts: dict[str, int] = {}
-    timings: dict[str, float] = {}
-    metrics: dict[str, float | None] = {}
-    curve_breaks: list[str] = []
-    void_sets: list[str] = []
-    provenance: _Provenance = msgspec.field(default_factory=_Provenance)
-
-
-class PageRecord(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """One record; fields as in the ledger where they have the same name."""
+class _Told(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """What a line says and the page shows under the same names."""
 
     type: str
     seq: int
@@ -63,7 +36,6 @@ class PageRecord(msgspec.Struct, omit_defaults=True, kw_only=True):
     run: str
     step: int
     revision: int
-    id: str
     kind: str = "step"
     outcome: str = ""
     reason: str = ""
@@ -73,15 +45,28 @@ class PageRecord(msgspec.Struct, omit_defaults=True, kw_only=True):
     subject: str = ""
     cleared: bool = False
     seconds: float = 0.0
-    #: counts that are not 0.
     counts: dict[str, int] = {}
     timings: dict[str, float] = {}
+    curve_breaks: list[str] = []
+    void_sets: list[str] = []
+
+
+class _Line(_Told, kw_only=True):
+    """The part of a line that is read."""
+
+    record_id: str
+    metrics: dict[str, float | None] = {}
+    provenance: _Provenance = msgspec.field(default_factory=_Provenance)
+
+
+class PageRecord(_Told, kw_only=True):
+    """One record; of its counts those that are not 0."""
+
+    id: str
     #: number of a name and value, in turn.
     metrics: list[float] = []
     #: names of the sets that it was measured with.
     sets: list[str] = []
-    curve_breaks: list[str] = []
-    void_sets: list[str] = []
     regraded_from: str = ""
 
 
@@ -133,29 +118,18 @@ class PageRecords:
 
     def _record(self, line: _Line, with_records: list[str]) -> PageRecord:
         sets, again = line.provenance.sets, line.provenance.regraded_from
+        told = {name: getattr(line, name) for name in _Told.__struct_fields__}
+        told |= {
+            "time": round(line.time, 3),
+            "seconds": _short(line.seconds),
+            "counts": {name: count for name, count in line.counts.items() if count},
+            "timings": {name: _short(seconds) for name, seconds in line.timings.items()},
+        }
         return PageRecord(
-            type=line.type,
-            seq=line.seq,
-            time=round(line.time, 3),
-            run=line.run,
-            step=line.step,
-            revision=line.revision,
+            **told,
             id=line.record_id,
-            kind=line.kind,
-            outcome=line.outcome,
-            reason=line.reason,
-            detail=line.detail,
-            set=line.set,
-            name=line.name,
-            subject=line.subject,
-            cleared=line.cleared,
-            seconds=_short(line.seconds),
-            counts={name: count for name, count in line.counts.items() if count},
-            timings={name: _short(seconds) for name, seconds in line.timings.items()},
             metrics=self._numbered(line.metrics),
             sets=list(dict.fromkeys([*(sets if isinstance(sets, dict) else []), *with_records])),
-            curve_breaks=line.curve_breaks,
-            void_sets=line.void_sets,
             regraded_from=again if isinstance(again, str) else "",
         )
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from aiohttp import web
 
+from evald.results.sample_heads import FILTERS, Filter
+from evald.status.asked import natural
 from evald.status.engine_log import log_lines
 from evald.status.events import Events
-from evald.status.sample_heads import FILTERS, Filter
 from evald.status.sample_pages import MAX_SAMPLES, SamplePages
 from evald.text import encode_json
 
@@ -41,6 +41,7 @@ class PageRoutes:
         self._results_dir = results_dir
         self._events = events
         self._samples = samples
+        self._turn = asyncio.Lock()
 
     def routes(self) -> list[web.RouteDef]:
         """Return the routes."""
@@ -58,26 +59,35 @@ class PageRoutes:
             return self._samples.page(
                 *_point(asked),
                 _filter(asked.get("filter", "all")),
-                _number(asked.get("offset", "0")),
-                min(_number(asked.get("limit", "50")), MAX_SAMPLES),
+                natural(asked.get("offset", "0"), "offset"),
+                min(natural(asked.get("limit", "50"), "limit"), MAX_SAMPLES),
             )
 
-        return await _answer(read)
+        return await self._in_turn(request, read)
 
     async def _one(self, request: web.Request) -> web.Response:
         asked = request.query
 
         def read() -> msgspec.Struct:
-            number = _number(asked.get("sample", "0"))
+            number = natural(asked.get("sample", "0"), "sample")
             return self._samples.one(*_point(asked), asked.get("question", ""), number)
 
-        return await _answer(read)
+        return await self._in_turn(request, read)
+
+    async def _in_turn(
+        self, request: web.Request, read: Callable[[], msgspec.Struct]
+    ) -> web.Response:
+        """Read once the requests before have: who waits must hold no thread of the daemon's."""
+        async with self._turn:
+            if request.transport is None:  # somebody has clicked on
+                return web.Response(status=503)
+            return await _answer(read)
 
     async def _log(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]
 
         def read() -> msgspec.Struct:
-            count = _number(request.query.get("lines", str(_LOG_LINES)))
+            count = natural(request.query.get("lines", str(_LOG_LINES)), "lines")
             return EngineLog(name, *log_lines(self._results_dir, name, count))
 
         return await _answer(read, missing=f"evald has written no log of {name}")
@@ -101,7 +111,7 @@ async def _answer(
     return web.Response(body=encode_json(found), content_type="application/json", headers=headers)
 
 
-def _point(asked: Any) -> tuple[str, str, str]:
+def _point(asked: Mapping[str, str]) -> tuple[str, str, str]:
     return asked.get("record_id", ""), asked.get("set", ""), asked.get("against", "")
 
 
@@ -110,9 +120,3 @@ def _filter(text: str) -> Filter:
         if name == text:
             return name
     raise ValueError(f"cannot use filter={text!r}: it must be one of {', '.join(FILTERS)}")
-
-
-def _number(text: str) -> int:
-    if not (text.isascii() and text.isdigit()):
-        raise ValueError(f"cannot use {text!r}: it must be a whole number from 0")
-    return int(text)

@@ -6,20 +6,19 @@ import base64
 import hashlib
 import time
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from evald.errors import EvaldError
 from evald.evals.sets import LoadedSet
-from evald.results.follow import Follower
+from evald.results.sample_heads import filters, read_heads, read_samples
 from evald.results.samples import SampleRecord
+from evald.results.sinks.source import Source
+from evald.results.sinks.stored import OpenSamples
 from evald.status.assets import page_dir
 from evald.status.bundle import bundle
 from evald.status.page_records import Batch, PageRecord, PageRecords
-from evald.status.sample_files import samples_file
-from evald.status.sample_heads import filters, read_heads, read_samples
 from evald.text import encode_json
 
 #: of one text of a sample; from a longer one its middle is left out.
@@ -66,30 +65,33 @@ class Report(msgspec.Struct, kw_only=True):
     samples: list[StoredSet]
 
 
-def make_report(ledger: Path, *, n_samples: int, sets: Iterable[LoadedSet] = ()) -> Report:
-    """Read a ledger, also one that is written to at this moment. Blocking.
+def make_report(
+    source: Source, open_samples: OpenSamples, *, n_samples: int, sets: Iterable[LoadedSet] = ()
+) -> Report:
+    """Read what is stored, also while it is written to. Blocking.
 
     ``n_samples``: wrong samples of each set of each run's last measured point; ``sets``: whose
     prompts go with them. Raises EvaldError for a ledger that is not there, or cannot be read.
     """
     try:
-        with Follower(ledger) as follower:
-            lines = [line for batch in follower.batches() for line in batch]
+        lines = [line for batch in source.batches() for line in batch]
     except OSError as error:
-        raise EvaldError(f"cannot read ledger {ledger}: {error.strerror}") from error
+        raise EvaldError(f"cannot read ledger {source.name}: {error.strerror}") from error
+    if source.fault:
+        raise EvaldError(source.fault)
     if not lines:
         raise EvaldError(
-            f"cannot report on {ledger}: it has no records; give a results directory, its "
-            "results.jsonl, or the config"
+            f"cannot report on {source.name}: it has no records; give a results directory, its "
+            "results.jsonl, the config, or a daemon's http://host:port"
         )
     batch = PageRecords().batch(lines)
     prompts = {
         one.name: {question.id: question.prompt for question in one.questions} for one in sets
     }
     samples = [
-        stored
+        one
         for point in _last_points(batch.records)
-        for stored in _samples(ledger.parent, point, n_samples, prompts)
+        for one in _samples(open_samples, point, n_samples, prompts)
     ]
     return Report(made=time.time(), batch=batch, samples=samples)
 
@@ -139,18 +141,21 @@ def _last_points(records: list[PageRecord]) -> list[PageRecord]:
 
 
 def _samples(
-    results_dir: Path, point: PageRecord, n_samples: int, prompts: dict[str, dict[str, Any]]
+    open_samples: OpenSamples,
+    point: PageRecord,
+    n_samples: int,
+    prompts: dict[str, dict[str, Any]],
 ) -> Iterator[StoredSet]:
     for name in point.sets[:_MAX_SETS] if n_samples else ():
         try:
-            path = samples_file(results_dir, point.id, name)
             passes = filters({})
-            heads = [
-                head
-                for head in read_heads(path).heads
-                if passes["wrong"](head) or passes["failed"](head)
-            ]
-            found = read_samples(path, heads[:n_samples])
+            with open_samples(point.id, name) as file:
+                heads = [
+                    head
+                    for head in read_heads(file).heads
+                    if passes["wrong"](head) or passes["failed"](head)
+                ]
+                found = read_samples(file, heads[:n_samples])
         except (OSError, ValueError):
             continue  # pruned, or copied without: a report of the curves is worth having
         asked = prompts.get(name, {})

@@ -16,12 +16,13 @@ from aiohttp.typedefs import Handler, Middleware
 
 from evald.errors import EvaldError
 from evald.results.compressed import open_samples
+from evald.results.sample_files import samples_file
+from evald.status.asked import natural, seconds
 from evald.status.assets import Assets, is_asset
 from evald.status.command import Command
 from evald.status.events import Events
 from evald.status.page_routes import PageRoutes
 from evald.status.pages import RecordPages
-from evald.status.sample_files import samples_file
 from evald.status.sample_pages import FindQuestion, SamplePages
 from evald.status.view import LAST_SEQ_HEADER, StatusView
 from evald.text import encode_json
@@ -113,10 +114,11 @@ class Routes:
         return web.Response(body=page, headers={"Content-Type": content_type})
 
     async def _records(self, request: web.Request) -> web.Response:
+        asked = request.query
         try:
-            after = _natural(request, "after", 0)
-            limit = min(_natural(request, "limit", RECORDS_LIMIT), RECORDS_LIMIT)
-            wait_s = min(_seconds(request, "wait_s"), MAX_WAIT_S)
+            after = natural(asked.get("after", "0"), "after")
+            limit = min(natural(asked.get("limit", str(RECORDS_LIMIT)), "limit"), RECORDS_LIMIT)
+            wait_s = min(seconds(asked.get("wait_s", "0"), "wait_s"), MAX_WAIT_S)
         except ValueError as error:
             return web.Response(status=400, text=f"{error}\n")
         until = time.monotonic() + wait_s
@@ -196,23 +198,3 @@ def _ask_for(token: str) -> Middleware:
         )
 
     return guarded
-
-
-def _natural(request: web.Request, name: str, default: int) -> int:
-    """Return a query argument that is a whole number from 0; raises ValueError."""
-    text = request.query.get(name, str(default))
-    if not (text.isascii() and text.isdigit()):
-        raise ValueError(f"cannot use {name}={text!r}: it must be a whole number from 0")
-    return int(text)
-
-
-def _seconds(request: web.Request, name: str) -> float:
-    """Return a query argument that is a number of seconds from 0; raises ValueError."""
-    text = request.query.get(name, "0")
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not seconds >= 0:  # also what is no number at all, "nan"
-        raise ValueError(f"cannot use {name}={text!r}: it must be a number of seconds from 0")
-    return seconds

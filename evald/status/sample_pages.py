@@ -10,15 +10,10 @@ from typing import Any
 import msgspec
 
 from evald.evals.rows import Question
+from evald.results.compressed import open_samples, stored_file
+from evald.results.sample_files import samples_file
+from evald.results.sample_heads import Filter, SampleHeads, filters, read_heads, read_samples
 from evald.results.samples import SampleRecord
-from evald.status.sample_files import samples_file
-from evald.status.sample_heads import (
-    Filter,
-    HeadCache,
-    SampleHeads,
-    filters,
-    read_samples,
-)
 
 MAX_SAMPLES = 200
 #: of each text in a list; one sample comes whole, up to its own limit.
@@ -82,7 +77,7 @@ class SamplePages:
     def __init__(self, results_dir: Path, *, find_question: FindQuestion) -> None:
         self._results_dir = results_dir
         self._find_question = find_question
-        self._cache = HeadCache()
+        self._cache = _HeadCache()
         self._lock = threading.Lock()
 
     def page(
@@ -96,7 +91,8 @@ class SamplePages:
             passes = filters(moved)
             passed = [head for head in heads.heads if passes[chosen](head)]
             taken = passed[offset : offset + min(limit, MAX_SAMPLES)]
-            samples = read_samples(path, taken)
+            with open_samples(path) as file:
+                samples = read_samples(file, taken)
         n = {name: sum(map(test, heads.heads)) for name, test in passes.items()}
         rows = [_row(sample, moved.get(sample.question, 0.0)) for sample in samples]
         return SamplePage(n=n, offset=offset, samples=rows)
@@ -126,7 +122,10 @@ class SamplePages:
     def _sample(self, path: Path, question: str, number: int) -> SampleRecord | None:
         heads = self._cache.heads(path).heads
         found = [head for head in heads if (head.question, head.sample) == (question, number)]
-        return _bounded(read_samples(path, found)[0]) if found else None
+        if not found:
+            return None
+        with open_samples(path) as file:
+            return _bounded(read_samples(file, found)[0])
 
     def _earlier(self, against: str, set_name: str) -> SampleHeads | None:
         if not against:
@@ -135,6 +134,31 @@ class SamplePages:
             return self._cache.heads(samples_file(self._results_dir, against, set_name))
         except FileNotFoundError:
             return None
+
+
+class _HeadCache:
+    """Remembers the heads of the last few journals, for as long as these do not change."""
+
+    _KEPT = 3
+
+    def __init__(self) -> None:
+        self._known: dict[Path, tuple[tuple[int, ...], SampleHeads]] = {}
+
+    def heads(self, path: Path) -> SampleHeads:
+        """Return the heads of the journal ``path``. Blocking; raises OSError."""
+        stored = stored_file(path)
+        if stored is None:
+            raise FileNotFoundError(path)
+        status = stored.stat()
+        version = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+        known = self._known.pop(path, None)
+        if known is None or known[0] != version:
+            with open_samples(path) as file:
+                known = (version, read_heads(file))
+        self._known[path] = known
+        while len(self._known) > self._KEPT:
+            del self._known[next(iter(self._known))]
+        return known[1]
 
 
 def _row(sample: SampleRecord, moved: float) -> SampleRow:

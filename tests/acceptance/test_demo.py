@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from plain_environ import plain_environ
 
 from evald.engines.guard import all_pids
 from evald.results.follow import read_records
@@ -19,11 +20,10 @@ from evald.results.records import PointRecord, RunEnd
 @pytest.mark.timeout(600)
 def test_the_curve_climbs_and_nothing_is_left(tmp_path: Path) -> None:
     root = Path(f"/dev/shm/evald-demo-test-{os.getpid()}")
-    # the training job is no code under test: coverage would only slow it down
-    environ = {k: v for k, v in os.environ.items() if not k.startswith("COVERAGE")}
     done = subprocess.run(
         [sys.executable, "-m", "evald", "demo", "--steps", "600", "--min-mean", "0.6"],
-        env=environ | {"EVALD_DEMO_DIR": str(tmp_path / "demo"), "EVALD_DEMO_ROOT": str(root)},
+        env=plain_environ()
+        | {"EVALD_DEMO_DIR": str(tmp_path / "demo"), "EVALD_DEMO_ROOT": str(root)},
         capture_output=True,
         text=True,
         timeout=480,

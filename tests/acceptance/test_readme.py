@@ -1,4 +1,4 @@
-"""The README's code is tried as it stands."""
+"""The code of the README and of docs/ is tried as it stands."""
 
 from __future__ import annotations
 
@@ -13,17 +13,20 @@ from typing import Any
 import pytest
 from sink_cases import Book, ended
 
+from evald.config import Config
 from evald.config_load import build_config
 from evald.engines.plan import engine_plan
 from evald.point import Outcome, SkipReason
 from evald.results.records import AnyRecord, PointRecord
 from evald.testing import FakeDaemon, write_snapshot
 
-README = Path(__file__).parents[2] / "README.md"
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+TEXT = "\n".join(page.read_text() for page in PAGES)
 
 
 def blocks(language: str) -> list[str]:
-    found = re.findall(rf"^```{language}\n(.*?)^```", README.read_text(), re.MULTILINE | re.DOTALL)
+    found = re.findall(rf"^```{language}\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
     assert found
     return found
 
@@ -43,13 +46,36 @@ def test_the_config_is_good() -> None:
     assert {plan.context_len for plan in engine_plan(config.fleet)} == {16384}
 
 
-def test_the_inheriting_fleet_is_good() -> None:
+def build(text: str) -> Config:
+    """Complete a part of a config."""
     rest = 'run = "r"\n[staging]\nroot = "/s"\n[results]\ndir = "/r"\n'
     rest += '[[eval]]\nname = "a"\npath = "a.jsonl"\n'
-    config = build_config(
-        tomllib.loads(rest + block("toml", "[fleet.inherit]")), base=Path("/e"), environ={}
-    )
-    assert config.engine_count == 6
+    return build_config(tomllib.loads(rest + text), base=Path("/e"), environ={})
+
+
+def test_the_inheriting_fleet_is_good() -> None:
+    assert build(block("toml", "[fleet.inherit]")).engine_count == 6
+
+
+def test_the_alerts_are_good() -> None:
+    config = build(block("toml", "[[alert]]") + '[fleet]\nmodel = "/m"\ngpus = 1\n')
+    assert [rule.kind for rule in config.alert] == ["drop"]
+    assert config.webhook is not None
+
+
+def test_every_link_leads_to_a_file_and_a_heading() -> None:
+    n_links = 0
+    for page in PAGES:
+        for target in re.findall(r"\]\((?!https?:)([^)]+)\)", page.read_text()):
+            name, _, anchor = target.partition("#")
+            path = page.parent / name if name else page
+            n_links += 1
+            assert path.exists(), (page, target)
+            if anchor:
+                headings = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)
+                slugs = {re.sub(r"[^\w\- ]", "", one.lower()).replace(" ", "-") for one in headings}
+                assert anchor in slugs, (page, target)
+    assert n_links > 10
 
 
 class Model:
@@ -117,7 +143,6 @@ def test_the_loggers_code_runs(tmp_path: Path) -> None:
 
 
 def test_every_record_type_outcome_and_reason_is_explained() -> None:
-    text = README.read_text()
     types = [kind.__struct_config__.tag for kind in AnyRecord.__args__]
     for word in [*types, *Outcome, *SkipReason]:
-        assert f"`{word}`" in text, word
+        assert f"`{word}`" in TEXT, word

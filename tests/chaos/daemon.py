@@ -106,7 +106,12 @@ def main() -> int:
     if args.control is not None:
         Disk(args.control / "disk").install()
     try:
-        return serve(config, exit_on_run_end=False, log_level="info")
+        return serve(
+            config,
+            exit_on_run_end=False,
+            log_level="info",
+            read=lambda: load_config(args.config),
+        )
     except EvaldError as error:  # as the command does
         print(f"evald: {error}", file=sys.stderr)
         return EXIT_CONFIG if isinstance(error, ConfigError) else 1

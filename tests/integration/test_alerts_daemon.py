@@ -189,3 +189,19 @@ def test_scraping_under_load_costs_no_point(tmp_path: Path) -> None:
         point = r.point(1)
         assert (point.outcome, point.counts.n_scored) == ("ok", 600)
         assert r.stop() == 0
+
+
+def test_the_last_point_of_a_run_is_told_though_the_daemon_stops_at_once(
+    tmp_path: Path, hook: list[dict[str, Any]]
+) -> None:
+    with rig(
+        tmp_path, python=write_fake_python(tmp_path / "python"), questions=30, tables=RULES
+    ) as r:
+        daemon = r.start("--exit-on-run-end")
+        write_snapshot(r.root / "step_1", answer=7)
+        r.point(1)
+        write_snapshot(r.root / "step_2", seed=2, answer=8)
+        (r.root / "run.end").write_text('{"last_step": 2}')
+        assert daemon.wait(60) == 0
+        assert sorted(alerts(r)) == ["fell eval/a@2.r0", "fell eval/b@2.r0"]
+        assert sorted(one["subject"] for one in hook) == ["eval/a@2.r0", "eval/b@2.r0"]

@@ -7,6 +7,7 @@ import contextlib
 import json
 import time
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import aiohttp
 import pytest
 from page_stage import BusyStage, fill
 from status_stage import TOKEN, Stage, stage
-from training_run import find_question
+from training_run import find_question, write_samples
 
 from evald.point import Outcome
 from evald.results.records import PointRecord
@@ -215,7 +216,7 @@ async def test_samples_and_logs_are_answered_or_refused_in_words(tmp_path: Path)
         assert detail["earlier"] is None
         for path, code, words in (
             (f"{page}&filter=odd", 400, "cannot use filter='odd': it must be one of all, wrong"),
-            (f"{page}&offset=-1", 400, "cannot use '-1': it must be a whole number from 0"),
+            (f"{page}&offset=-1", 400, "cannot use offset='-1': it must be a whole number from 0"),
             ("/samples/page?set=aime", 400, "it must be a point's"),
             ("/samples/page?record_id=demo/step/40/r0&set=none", 404, "there is nothing stored"),
             (f"{one}9", 404, "there is nothing stored"),
@@ -231,3 +232,19 @@ async def test_samples_and_logs_are_answered_or_refused_in_words(tmp_path: Path)
         (directory / "0002.log").write_text("one\ntwo\n")
         code, body = await s.get("/engines/engine-0/log?lines=1")
         assert json.loads(body) == {"engine": "engine-0", "file": "0002.log", "lines": ["two"]}
+
+
+async def test_who_waits_for_samples_holds_no_thread(tmp_path: Path) -> None:
+    """The ledger and engines need them: a person may click faster than a large set is read."""
+    threads = ThreadPoolExecutor(3)
+    asyncio.get_running_loop().set_default_executor(threads)
+    async with stage(tmp_path, kind=BusyStage) as s:
+        write_samples(tmp_path, "demo", 20, seed=1)
+        query = "/samples/page?record_id=demo/step/20/r0&set=aime"
+        asked = [asyncio.create_task(s.get(query)) for _ in range(30)]
+        longest = 0
+        while not all(one.done() for one in asked):
+            longest = max(longest, threads._work_queue.qsize())
+            await asyncio.sleep(0)
+        assert [(await one)[0] for one in asked] == [200] * 30
+    assert longest <= 1

@@ -141,28 +141,6 @@ async def test_a_directory_that_hides_its_marker_is_told_once(
     assert f"cannot look into {node.root}/step_1: its mode is 0700" in detail
 
 
-async def test_a_closed_folder_of_a_run_is_told_once(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = os.scandir
-
-    def refuse(path: str) -> Any:
-        if path == f"{node.root}/other/.":
-            raise PermissionError(13, "Permission denied", path)
-        return real(path)
-
-    monkeypatch.setattr("evald.staging.scan.os.scandir", refuse)
-    async with node.life(scan_interval_s=0.1):
-        (node.root / "other").mkdir(mode=0o700)
-        await until(lambda: bool(node.alerts))
-        snapshot(node.root / "step_1")
-        await node.next_point()
-        await asyncio.sleep(0.3)
-    ((name, detail),) = node.alerts
-    assert name == "snapshot_closed"
-    assert f"cannot look into {node.root}/other: its mode is 0700" in detail
-
-
 # --- an earlier life ---------------------------------------------------------------------------
 
 

@@ -113,7 +113,7 @@ def test_after_kill_9_only_the_rest_is_asked_and_the_numbers_are_the_same(tmp_pa
     model = write_base_model(tmp_path / "base")
     sets = [f'name = "{kind}"\nkind = "{kind}"\n{table}' for kind, (table, _) in _KINDS.items()]
     with (
-        engine(model, delay_s=0.4) as (fake, url),
+        engine(model, delay_s=0.25) as (fake, url),
         rig(tmp_path, model=model, posture=_ATTACHED.format(url=url), sets=False) as r,
     ):
         add_sets(r, *sets)
@@ -131,7 +131,7 @@ def test_after_kill_9_only_the_rest_is_asked_and_the_numbers_are_the_same(tmp_pa
             until(partial(another_began, r, begun), "its first answers are in the journal", 60)
             r.kill()
             abort_all(url)  # as SGLang does when a client is gone
-            fake.delay_s = 0.4
+            fake.delay_s = 0.25
             begun = begun_sets(r)
             kept = {kind: len(scored(r, kind)) for kind in _KINDS}
             before = attempts(fake)

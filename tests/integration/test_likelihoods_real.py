@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from plain_environ import plain_environ
 from rig import Rig, rig
 
 START_S = 180.0
@@ -114,6 +115,7 @@ def reference(model: Path, jobs: list[dict[str, Any]]) -> list[list[float]]:
         text=True,
         check=True,
         timeout=100,
+        env=plain_environ(),
     )
     answers: list[list[float]] = json.loads(done.stdout)
     return answers

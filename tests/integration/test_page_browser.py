@@ -106,6 +106,42 @@ async def test_a_running_point_shows_as_it_goes(tmp_path: Path, chromium_url: st
         assert page.complaints == []
 
 
+async def test_a_zoom_stays_when_a_record_comes(tmp_path: Path, chromium_url: str) -> None:
+    shown = "[...window.evald.view.cards.values()].map(c => c.curve.plot.scales.x)[0]"
+    async with watched(tmp_path, chromium_url) as (s, page):
+        await opened(s, page)
+        await page.until(f"{ROW} > 10")
+        whole = await page.until(f"(({{min, max}}) => [min, max])({shown})")
+        assert whole == [20 - 0.02 * 780, 800 + 0.02 * 780]
+        await page.js("document.querySelector('.u-over').scrollIntoView({block: 'center'})")
+        box = await page.js(
+            "(({x, y, width, height}) => [x, y + height / 2, width])"
+            "(document.querySelector('.u-over').getBoundingClientRect())"
+        )
+        left, top, width = box
+        for kind, at in (
+            ("mouseMoved", 0.4),
+            ("mousePressed", 0.4),
+            ("mouseMoved", 0.5),
+            ("mouseMoved", 0.6),
+            ("mouseReleased", 0.6),
+        ):
+            await page.call(
+                "Input.dispatchMouseEvent",
+                type=kind, x=left + at * width, y=top, button="left", clickCount=1,
+            )  # fmt: skip
+        await page.until(f"{shown}.max < 600")
+        low, high = await page.js(f"(({{min, max}}) => [min, max])({shown})")
+        assert 300 < low < 400
+        assert 450 < high < 550
+        await s.ledger.append(set_record("demo", 820, "aime", 0.47))
+        await page.until_text("step 820", ".points tbody tr", 5)
+        assert await page.js(f"(({{min, max}}) => [min, max])({shown})") == [low, high]
+        await page.js("document.querySelector('.u-over').dispatchEvent(new MouseEvent('dblclick'))")
+        await page.until(f"{shown}.max === 820 + 0.02 * 800")
+        assert page.complaints == []
+
+
 async def test_a_whole_daemon_is_watched_through_a_point(tmp_path: Path, chromium_url: str) -> None:
     (tmp_path / "token").write_text(TOKEN)
     (tmp_path / "token").chmod(0o600)
@@ -247,6 +283,7 @@ async def test_a_token_is_asked_for_and_a_wrong_one_refused(
     async with watched(tmp_path, chromium_url, n_points=10) as (s, page):
         await page.open(f"{s.url}/")
         await page.until("document.querySelector('form.token input')")
+        assert "has ended yet" not in await page.js("document.body.innerText")
         assert await page.js(ROW) == 0
         await page.type("wrong")
         await page.press("Enter")

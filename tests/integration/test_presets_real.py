@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from plain_environ import plain_environ
 from preset_trees import save
 from rig import rig, until
 
@@ -31,6 +32,7 @@ def test_each_checkpoint_of_a_real_trainer_is_measured_once(
             text=True,
             timeout=100,
             check=False,
+            env=plain_environ(),
         )
         assert job.returncode == 0, job.stdout[-2000:] + job.stderr[-2000:] + r.log()[-3000:]
         steps = list(range(2, 13, 2))

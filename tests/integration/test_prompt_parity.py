@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from plain_environ import plain_environ
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from evald.config import EvalSet
@@ -126,6 +127,7 @@ def originals(model: Path) -> dict[str, Any]:
         stdout=subprocess.PIPE,
         check=True,
         timeout=110,
+        env=plain_environ(),
     )
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return answer

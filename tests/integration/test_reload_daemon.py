@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import threading
+from contextlib import suppress
 from pathlib import Path
 
 from rig import Rig, rig, until
@@ -98,3 +101,42 @@ def test_a_corrected_grader_counts_from_the_next_point_on(tmp_path: Path) -> Non
         r.note_processes()
         assert r.stop() == 0
         assert until(lambda: not r.processes(), "no process is left", 10)
+
+
+def test_a_storm_of_hangups_ends_neither_a_start_nor_a_stop(tmp_path: Path) -> None:
+    with rig(tmp_path, python=write_fake_python(tmp_path / "python"), questions=3) as r:
+        over = threading.Event()
+
+        def storm() -> None:
+            while not over.wait(0.002):
+                with suppress(FileNotFoundError, TypeError):  # it has not begun yet
+                    if "preflight" in r.log():
+                        hang_up(r)
+
+        thread = threading.Thread(target=storm)
+        thread.start()
+        try:
+            r.start()
+            write_snapshot(r.root / "step_1", seed=1, answer=7)
+            assert r.point(1).outcome == "ok"
+            r.note_processes()
+            assert r.stop() == 0
+        finally:
+            over.set()
+            thread.join()
+        assert until(lambda: not r.processes(), "no process is left", 10)
+        assert not (tmp_path / "evald.sock").exists()
+
+
+def test_a_data_file_that_is_a_pipe_is_refused_and_holds_nothing_up(tmp_path: Path) -> None:
+    with rig(tmp_path, python=write_fake_python(tmp_path / "python"), questions=3) as r:
+        r.start()
+        (tmp_path / "a.jsonl").unlink()
+        os.mkfifo(tmp_path / "a.jsonl")
+        done = r.evald("ctl", "reload", "--target", str(r.config))
+        assert done.returncode == 1
+        assert "a.jsonl: it is a pipe; write the rows into a file" in done.stderr
+        # (gone just when the start's own check of the prompts wants to read it, too)
+        write_snapshot(r.root / "step_1", seed=1, answer=7)
+        assert r.point(1).outcome == "ok"
+        assert r.stop() == 0

@@ -13,6 +13,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from evald.config import Fleet, Inherit
@@ -105,8 +106,7 @@ def test_it_is_asked_once_for_each_version(sglang: ServerArguments, cache_dir: P
     # The cache is what answers: another content is believed.
     file.write_text(file.read_text().replace("tp_size", "tp_sighs"))
     assert "tp_sighs" in ask(cache_dir).by_dest
-    file.write_text("{")  # torn: asked again
-    assert ask(cache_dir) == sglang
+    file.write_bytes(msgspec.json.encode(sglang))
     assert ask(cache_dir) == sglang
 
 
@@ -270,7 +270,7 @@ def test_an_interpreter_that_cannot_answer(tmp_path: Path) -> None:
     assert "no answer after 0.2 s" in sentence(slow, timeout_s=0.2)
 
 
-def test_a_cache_that_cannot_be_written_is_done_without(
+def test_a_cache_that_cannot_be_written_or_read_is_done_without(
     sglang: ServerArguments, cache_dir: Path, tmp_path: Path
 ) -> None:
     (remembered,) = cache_dir.iterdir()
@@ -282,8 +282,15 @@ def test_a_cache_that_cannot_be_written_is_done_without(
     (answers / "arguments").write_text(json.dumps(arguments))
     fake = script(tmp_path / "python", f'exec cat {answers}/"$4"')
     (tmp_path / "file").touch()
-    asked = ask(tmp_path / "file", fake)
-    assert asked == ServerArguments(version="9", arguments=sglang.arguments)
+    expected = ServerArguments(version="9", arguments=sglang.arguments)
+    assert ask(tmp_path / "file", fake) == expected
+    # one that is torn is written anew
+    assert ask(tmp_path / "cache", fake) == expected
+    (file,) = (tmp_path / "cache").iterdir()
+    whole = file.read_bytes()
+    file.write_text("{")
+    assert ask(tmp_path / "cache", fake) == expected
+    assert file.read_bytes() == whole
 
 
 @pytest.mark.parametrize(

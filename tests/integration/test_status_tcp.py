@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import re
 import socket
 import time
 from pathlib import Path
@@ -12,14 +13,16 @@ from types import ModuleType
 
 import aiohttp
 import pytest
-from status_stage import TOKEN, stage
+from page_stage import fill
+from status_stage import TOKEN, Stage, stage
 
-from evald.commands import ctl, status, tail, wait
+from evald.commands import ctl, report, status, tail, wait
 from evald.errors import EvaldError
 from evald.results.compressed import compress
 from evald.results.modes import Modes
-from evald.status import routes
+from evald.status import client, routes
 from evald.status.client import NotRunning, Remote, fetch_records, fetch_status, operate
+from evald.status.command import Command
 from evald.status.remote_ledger import RemoteLedger
 from evald.status.server import MAX_CONNECTIONS
 
@@ -42,7 +45,12 @@ async def call(command: ModuleType, *argv: object) -> int:
 # --- the token
 
 
-@pytest.mark.parametrize("token", [None, "", "wrong", TOKEN + "x", TOKEN[:-1], "ü"])
+@pytest.mark.parametrize(
+    "token",
+    [None, "", "wrong", TOKEN + "x", TOKEN[:-1], "ü"],
+    # (the token is another one in each process that runs tests)
+    ids=["none", "empty", "wrong", "longer", "shorter", "not ascii"],
+)
 @pytest.mark.parametrize("path", ["/status", "/records", "/samples", "/nothing"])
 async def test_nothing_is_answered_without_the_token(
     tmp_path: Path, token: str | None, path: str
@@ -294,6 +302,31 @@ async def test_tail_and_wait_take_a_url(
     assert f"in {url}/records: cannot ask the daemon at {url}: none" in capsys.readouterr().err
 
 
+async def test_a_report_of_a_url_is_that_of_the_files(
+    tmp_path: Path,
+    token_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.delenv("EVALD_TOKEN", raising=False)
+    made = [tmp_path / f"{number}.html" for number in range(2)]
+    async with stage(tmp_path) as s:
+        word = ("--token-file", token_file)
+        with pytest.raises(EvaldError, match=r"cannot report on http.*: it has no records"):
+            await call(report, s.url, *word)
+        await fill(s, "demo", 10)
+        (tmp_path / "samples" / "demo" / "step_200.r0" / "math500.jsonl").unlink()
+        capsys.readouterr()
+        assert await call(report, s.url, "-o", made[0], *word) == 0
+        assert f"{made[0]}: 11 points, 40 samples, " in capsys.readouterr().out
+        assert await call(report, tmp_path, "-o", made[1]) == 0
+        of_url, of_files = (re.sub('"made":[0-9.]+', "", path.read_text()) for path in made)
+        assert of_url == of_files
+        url = s.url
+    with pytest.raises(EvaldError, match="none is running there"):
+        await call(report, url, *word)
+
+
 async def test_another_ledger_is_read_from_its_start(tmp_path: Path) -> None:
     async with stage(tmp_path) as s:
         await s.add_points(1, 5)
@@ -310,3 +343,20 @@ async def test_another_ledger_is_read_from_its_start(tmp_path: Path) -> None:
         assert (reader.fault, reader.restarts) == ("", 1)
         lines = await asyncio.to_thread(reader.read)
         assert [json.loads(line)["step"] for line in lines] == [8, 9]
+
+
+async def test_a_reload_is_waited_for_and_other_verbs_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Slow(Stage):
+        async def operate(self, command: Command) -> str:
+            await asyncio.sleep(0.5)
+            return f"did {command.verb}"
+
+    monkeypatch.setenv("EVALD_TOKEN", TOKEN)
+    monkeypatch.setattr(client, "TIMEOUT_S", 0.1)
+    async with stage(tmp_path, kind=Slow) as s:
+        assert await call(ctl, "reload", "--target", s.url) == 0
+        assert capsys.readouterr().out.endswith("did reload\n")
+        with pytest.raises(EvaldError, match=r"cannot ask the daemon at .*: no answer within 0\.1"):
+            await call(ctl, "pause", "--target", s.url)

@@ -15,7 +15,7 @@ from evald.engines.guard import descendants
 from evald.results.samples import SampleRecord
 from evald.testing import write_base_model, write_snapshot
 
-QUESTIONS = 700
+QUESTIONS = 500
 #: a frozen engine is found by its probes: short ones, or the test waits for nothing else.
 FLEET = """engines = 3
 probe_interval_s = 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -147,3 +148,27 @@ def test_in_a_whole_daemon_with_a_restart_between(tmp_path: Path) -> None:
         (directory / MARKER).touch()
         assert str(r.point(1, revision=1).outcome) == "ok"
         until(lambda: len(r.points()) == 3, "nothing else is told")
+
+
+async def test_a_closed_folder_of_a_run_is_told_once(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.scandir
+
+    def refuse(path: str) -> Iterator[os.DirEntry[str]]:
+        if path == f"{node.root}/other/.":
+            raise PermissionError(13, "Permission denied", path)
+        return real(path)
+
+    monkeypatch.setattr("evald.staging.scan.os.scandir", refuse)
+    async with node.life(scan_interval_s=0.1):
+        (node.root / "other").mkdir(mode=0o700)
+        async with asyncio.timeout(20):
+            while not node.alerts:
+                await asyncio.sleep(0.02)
+        snapshot(node.root / "step_1")
+        await node.next_point()
+        await asyncio.sleep(0.3)
+    ((name, detail),) = node.alerts
+    assert name == "snapshot_closed"
+    assert f"cannot look into {node.root}/other: its mode is 0700" in detail

@@ -15,7 +15,7 @@ import structlog
 from aiohttp import web
 
 from evald.alerts import webhook as module
-from evald.alerts.webhook import Poster, webhook_target
+from evald.alerts.webhook import Poster, Target, webhook_target
 from evald.config import Webhook
 from evald.errors import ConfigError
 from evald.results.records import Alert
@@ -203,3 +203,21 @@ def test_secrets_come_from_the_environment_or_closed_files(tmp_path: Path) -> No
     with pytest.raises(ConfigError, match=r"webhook\.url_env: what is there is no URL") as error:
         webhook_target(Webhook(url_env="U"), {"U": "ftp://secret"})
     assert "secret" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://a..b/", f"http://{'a' * 64}.b/", "http://[::1/", "http://h:99999/", "http://h:0"],
+)
+def test_what_no_request_can_be_made_of_is_no_url(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"webhook\.url_env: what is there is no URL"):
+        webhook_target(Webhook(url_env="U"), {"U": url})
+
+
+async def test_nothing_that_a_url_does_ends_the_daemon() -> None:
+    with structlog.testing.capture_logs() as logs:
+        async with posting("http://127.0.0.1:1/") as poster:
+            poster._target = Target("http://a..b/", None)
+            poster.give(alert(), time_s=1.0)
+            await until(lambda: logs, "it is told")
+    assert "cannot post an alert to the webhook: UnicodeError" in logs[0]["detail"]

@@ -75,6 +75,32 @@ def test_check_speaks_to_a_person_alone(tmp_path: Path) -> None:
         assert _unread(["check", *words], tmp_path) == 141
 
 
+@pytest.mark.parametrize("closed", ["0<&- 1>&- 2>&-", "2>&-", "0<&- 2>&-", "1>&-"])
+def test_it_works_without_standard_streams(tmp_path: Path, closed: str) -> None:
+    """What it opens and starts takes no place of theirs, and words for a closed one are lost."""
+    code = (
+        "import os, subprocess, sys\n"
+        "from evald import cli\n"
+        "def see(_argv):\n"
+        "    print('out'); print('err', file=sys.stderr); sys.stdin.read()\n"
+        "    kinds = [os.fstat(number) for number in range(3)]\n"
+        "    subprocess.run(['sh', '-c', 'echo out; echo err >&2; cat'], check=True)\n"
+        "    return 7\n"
+        "cli._main = see\n"
+        "sys.exit(cli.main([]))"
+    )
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", code],
+        cwd=tmp_path,
+        check=False,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+    )
+    assert done.returncode == 7, done.stderr
+    assert done.stdout == ("" if "1>" in closed else "out\nout\n")
+
+
 def _unread(words: list[str], where: Path) -> int:
     """Run a command of which nobody reads a word; what it says of that at its end is an error."""
     code = "import sys; from evald.cli import main; sys.exit(main(sys.argv[1:]))"

@@ -13,7 +13,7 @@ from evald.alerts.build import build_rules
 from evald.alerts.builtin import BUILTIN
 from evald.alerts.comparing import Comparing
 from evald.config import Config
-from evald.config_check_alerts import alert_notes
+from evald.config_check_alerts import metric_notes
 from evald.config_load import build_config
 from evald.errors import ConfigError
 
@@ -119,11 +119,15 @@ def test_metrics_that_nothing_gives_are_a_warning() -> None:
     })  # fmt: skip
     warning = "WARNING: alert[0].metrics: no eval set or aggregate gives"
     meant = "did you mean 'eval/aime'?"
-    assert alert_notes(config) == [
+    assert metric_notes(config) == [
         f"{warning} 'eval/aimo'; {meant}",
         f"{warning} 'eval/aimed'; {meant}",
     ]
-    assert alert_notes(build({"kind": "drop", "metrics": ["x"]}, posture="blackbox")) == []
+    assert metric_notes(build({"kind": "drop", "metrics": ["x"]}, posture="blackbox")) == []
+    best = build(keep_best={"metric": "aime", "dir": "/best"})
+    assert metric_notes(best) == [
+        f"WARNING: keep_best.metric: no eval set or aggregate gives 'aime'; {meant}"
+    ]
 
 
 def watched(config: Config, number: int = 0) -> dict[str, tuple[int, list[str], int | None]]:

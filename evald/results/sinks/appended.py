@@ -6,6 +6,7 @@ import os
 import time
 from pathlib import Path
 
+from evald.errors import EvaldError
 from evald.results.sinks.cursor import Cursor, Mark
 from evald.results.sinks.place import Place
 from evald.results.sinks.rows import Row
@@ -79,6 +80,7 @@ class AppendedFile:
         size = 0
         if self._cursor is not None:
             first, size = self._cursor.first, self._cursor.size
+        self._check_there(size)
         os.ftruncate(self._descriptor, size)  # what a fault, or another life, has left
         rest = bytes(self._content)
         while rest:
@@ -87,6 +89,19 @@ class AppendedFile:
         cursor = Cursor(first, last, size=size + len(self._content))
         self._place.store(cursor)
         self._cursor = cursor
+
+    def _check_there(self, size: int) -> None:
+        """Raise EvaldError when what was delivered is gone: nobody would see what follows."""
+        mine = os.fstat(self._descriptor)
+        try:
+            is_there = os.path.samestat(mine, self._path.stat())
+        except FileNotFoundError:
+            is_there = False
+        if not is_there or mine.st_size < size:
+            raise EvaldError(
+                f"cannot go on with {self._path}: somebody has deleted or replaced it; run the "
+                "command again: everything is then delivered anew"
+            )
 
     def close(self) -> None:
         """Flush and let go."""

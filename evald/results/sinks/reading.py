@@ -11,6 +11,7 @@ from evald.results.records import AnyRecord, Newer, RunEnd, decode_any
 from evald.results.sinks.cursor import Cursor, Gate
 from evald.results.sinks.rows import Row, Rows
 from evald.results.sinks.source import Source
+from evald.staging.manifest import RUN_NAME
 
 log = structlog.get_logger(__name__)
 
@@ -86,6 +87,9 @@ class Reading:
         for line in lines:
             try:
                 record = decode_any(line)
+                if not (isinstance(record, Newer) or RUN_NAME.fullmatch(record.run)):
+                    # it becomes a file's name
+                    raise msgspec.ValidationError(f"{record.run!r} is no run id")
             except msgspec.DecodeError as error:
                 if not self._has_said_broken:  # a ledger may have many of them
                     self._has_said_broken = True

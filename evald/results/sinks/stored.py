@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import io
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import BinaryIO
-from urllib.parse import urlencode
 
 from evald.errors import EvaldError
 from evald.results.compressed import open_samples
 from evald.results.locate import results_file
-from evald.results.sinks.tables import OpenSamples
-from evald.status.client import NoAnswer, NotRunning, Remote, ask, find_remote, is_url
-from evald.status.sample_files import samples_file
+from evald.results.sample_files import samples_file
+from evald.status.client import NoAnswer, NotRunning, Remote, fetch_samples, find_remote, is_url
 
-#: a large set's samples come in one answer.
-_TIMEOUT_S = 600.0
+#: opens the samples of a set of the point with a record id; raises FileNotFoundError, OSError.
+OpenSamples = Callable[[str, str], AbstractContextManager[BinaryIO]]
+
 #: a point's and those of the point before, each read more than once.
 _KEPT = 2
 
@@ -42,11 +43,8 @@ class _Remote:
     def open(self, record_id: str, name: str) -> BinaryIO:
         key = (record_id, name)
         if key not in self._answers:
-            query = urlencode({"record_id": record_id, "set": name})
             try:
-                _, body = asyncio.run(
-                    ask(self._remote, "GET", f"/samples?{query}", timeout_s=_TIMEOUT_S)
-                )
+                body = asyncio.run(fetch_samples(self._remote, record_id, name))
             except (NotRunning, NoAnswer):
                 raise
             except EvaldError as error:  # the daemon has none

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import structlog
 
 from evald.errors import EvaldError
 from evald.point import Outcome
+from evald.results.sample_heads import Head, SampleHeads, read_heads, read_samples
 from evald.results.samples import SampleRecord
 from evald.results.sinks.rows import Row
-
-#: opens the samples of a set of the point with a record id; raises FileNotFoundError, OSError.
-OpenSamples = Callable[[str, str], AbstractContextManager[BinaryIO]]
+from evald.results.sinks.stored import OpenSamples
 
 log = structlog.get_logger(__name__)
 
@@ -28,17 +25,6 @@ class Table(NamedTuple):
 
     columns: list[str]
     rows: list[list[Any]]
-
-
-class _Head(msgspec.Struct, frozen=True, gc=False):
-    question: str
-    sample: int
-    score: float | None = None
-
-
-class _Found(NamedTuple):
-    offset: int
-    score: float | None
 
 
 class SampleTables:
@@ -53,13 +39,14 @@ class SampleTables:
         """Return tables by name: ``eval/{set}/samples``, and ``eval/{set}/flips``.
 
         Flips are the samples that the point before had, too, with another score: the largest
-        changes first. Samples that are no longer there make no table.
+        changes first; none where the set was measured otherwise then. Samples that are no longer
+        there make no table.
         """
         if not row.ended or row.outcome == Outcome.SKIPPED:
             return {}
         try:
             return self._of(row)
-        except (OSError, EvaldError, msgspec.DecodeError) as error:
+        except (OSError, EvaldError) as error:
             if not self._has_said:  # the curve goes on without its tables
                 self._has_said = True
                 log.warning("samples_unreadable", point=row.record_id, detail=str(error))
@@ -68,30 +55,28 @@ class SampleTables:
     def _of(self, row: Row) -> dict[str, Table]:
         tables: dict[str, Table] = {}
         for name in row.sets:
-            now = self._newest(row.record_id, name)
-            if not now:
+            now = self._heads(row.record_id, name)
+            if not now.heads:
                 continue
-            first = self._read(row.record_id, name, list(now.values())[: self._n])
+            first = self._read(row.record_id, name, now.heads[: self._n])
             tables[f"eval/{name}/samples"] = _samples(first)
-            before = self._newest(row.previous, name) if row.previous else {}
-            if before:
+            before = self._heads(row.previous, name) if row.previous else None
+            if before is not None and before.config == now.config:
                 tables[f"eval/{name}/flips"] = self._flips(row, name, before, now)
         return tables
 
-    def _flips(
-        self,
-        row: Row,
-        name: str,
-        before: dict[tuple[str, int], _Found],
-        now: dict[tuple[str, int], _Found],
-    ) -> Table:
+    def _flips(self, row: Row, name: str, before: SampleHeads, now: SampleHeads) -> Table:
+        old = {(head.question, head.sample): head for head in before.heads}
+        pairs = [
+            (then, head)
+            for head in now.heads
+            if (then := old.get((head.question, head.sample))) is not None
+        ]
         changed = heapq.nlargest(
-            self._n,
-            ((abs(change), key) for key in now if (change := _change(before.get(key), now[key]))),
+            self._n, [pair for pair in pairs if _change(*pair)], key=lambda pair: _change(*pair)
         )
-        keys = [key for _, key in changed]
-        old = self._read(row.previous, name, [before[key] for key in keys])
-        new = self._read(row.record_id, name, [now[key] for key in keys])
+        were = self._read(row.previous, name, [then for then, _ in changed])
+        are = self._read(row.record_id, name, [head for _, head in changed])
         rows = [
             [
                 a.question,
@@ -103,47 +88,26 @@ class SampleTables:
                 _text(a.reference),
                 _text(a.grader_reason),
             ]
-            for b, a in zip(old, new, strict=True)
+            for b, a in zip(were, are, strict=True)
         ]
         columns = ["question", "sample", "score before", "score", "response before", "response"]
         return Table([*columns, "reference", "reason"], rows)
 
-    def _newest(self, record_id: str, name: str) -> dict[tuple[str, int], _Found]:
-        """Return where the samples lie; of one that was asked again, the newest."""
-        found: dict[tuple[str, int], _Found] = {}
-        offset = 0
+    def _heads(self, record_id: str, name: str) -> SampleHeads:
         try:
             with self._open(record_id, name) as file:
-                for line in file:
-                    try:
-                        head = _heads.decode(line)
-                    except (msgspec.DecodeError, RecursionError):
-                        pass  # torn: it has no place in a table
-                    else:
-                        found[head.question, head.sample] = _Found(offset, head.score)
-                    offset += len(line)
+                return read_heads(file)
         except FileNotFoundError:
-            return {}
-        return found
+            return SampleHeads("", [])
 
-    def _read(self, record_id: str, name: str, wanted: Iterable[_Found]) -> list[SampleRecord]:
-        offsets = [one.offset for one in wanted]
-        if not offsets:
+    def _read(self, record_id: str, name: str, heads: list[Head]) -> list[SampleRecord]:
+        if not heads:
             return []
-        missing, lines = set(offsets), {}
-        offset = 0
         with self._open(record_id, name) as file:
-            for line in file:
-                if offset in missing:
-                    lines[offset] = _records.decode(line)
-                    missing.discard(offset)
-                    if not missing:
-                        break
-                offset += len(line)
-        return [lines[offset] for offset in offsets]
+            return read_samples(file, heads)
 
 
-def _samples(records: Iterable[SampleRecord]) -> Table:
+def _samples(records: list[SampleRecord]) -> Table:
     columns = ["question", "sample", "score", "status", "truncated", "response", "reference"]
     rows = [
         [
@@ -161,10 +125,10 @@ def _samples(records: Iterable[SampleRecord]) -> Table:
     return Table([*columns, "reason"], rows)
 
 
-def _change(before: _Found | None, now: _Found) -> float:
-    if before is None or before.score is None or now.score is None:
+def _change(before: Head, now: Head) -> float:
+    if before.score is None or now.score is None:
         return 0.0
-    return now.score - before.score
+    return abs(now.score - before.score)
 
 
 def _text(value: Any) -> str:
@@ -172,7 +136,3 @@ def _text(value: Any) -> str:
     # half a surrogate pair, which a cut answer may end in, is no text for a logger
     text = text.encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= _MAX_CHARS else f"{text[:_MAX_CHARS]} ..."
-
-
-_heads: msgspec.json.Decoder[_Head] = msgspec.json.Decoder(_Head)
-_records: msgspec.json.Decoder[SampleRecord] = msgspec.json.Decoder(SampleRecord)

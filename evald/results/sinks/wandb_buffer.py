@@ -10,7 +10,7 @@ import msgspec
 from evald.errors import EvaldError
 from evald.results.records import PointRecord, SetRecord, decode_any
 from evald.results.sinks.rows import Row, Rows
-from evald.results.sinks.wandb import Newest, define_metrics, values
+from evald.results.sinks.wandb_values import Newest, define_metrics, values
 
 
 class WandbBuffer:

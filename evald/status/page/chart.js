@@ -18,6 +18,7 @@ export class Curve {
     this.open = open;
     this.points = [];
     this.at = null;
+    this.zoomed = false;
     this.readout = h("p", { class: "readout", "aria-live": "polite" });
     this.canvas = h("div", {
       class: small ? "curve small" : "curve",
@@ -38,13 +39,13 @@ export class Curve {
   }
 
   redraw() {
-    // (a scale that is set again would get its margins twice)
     this.plot?.redraw(true, false);
   }
 
   // Draw a metric of a run; `set` is the one whose breaks are marked.
   show(run, set, metric) {
-    const same = this.run === run && this.metric === metric;
+    const sameRun = this.run === run;
+    const same = sameRun && this.metric === metric;
     this.run = run;
     this.metric = metric;
     this.points = run.curve();
@@ -56,10 +57,17 @@ export class Curve {
       this.points.map((point) => point.step),
       ...[0, 1, 2].map((which) => values.map((value) => value[which])),
     ];
-    if (this.plot) this.plot.setData(data);
+    if (this.plot) this.#replace(data, sameRun && this.zoomed);
     else this.data = data;
     this.#resize();
     this.#tell(same ? this.at : null);
+  }
+
+  // Show other data; `zoomed`: the steps that were dragged over stay in view.
+  #replace(data, zoomed) {
+    const { min, max } = this.plot.scales.x;
+    this.plot.setData(data, !zoomed);
+    if (zoomed) this.plot.setScale("x", { min, max });
   }
 
   #resize() {
@@ -98,7 +106,7 @@ export class Curve {
         y: false,
         dataIdx: (_plot, series, at) => at,
       },
-      scales: { x: { time: false, range: stepRange }, y: { range: (_plot, low, high) => this.#range(low, high) } },
+      scales: { x: { time: false, range: (plot, low, high) => this.#steps(plot, low, high) }, y: { range: (_plot, low, high) => this.#range(low, high) } },
       axes: [
         { ...axis, show: !this.small, size: 26, values: (_plot, ticks) => ticks.map(tick), incrs: [1, 2, 5].flatMap((n) => [...Array(9).keys()].map((e) => n * 10 ** e)).sort((a, b) => a - b) },
         { ...axis, size: 46, space: this.small ? 24 : 34, values: (_plot, ticks) => ticks.map(tick) },
@@ -116,6 +124,17 @@ export class Curve {
         setCursor: [(plot) => this.#tell(plot.cursor.idx ?? null)],
       },
     };
+  }
+
+  // The steps in view: what was dragged over, as it is; else all of them, with some room.
+  #steps(plot, low, high) {
+    const steps = plot.data[0];
+    if (low === null || high === null || steps.length === 0) return [0, 1];
+    const [first, last] = [steps[0], steps.at(-1)];
+    this.zoomed = steps.length > 1 && (low > first || high < last);
+    if (this.zoomed) return [low, high];
+    const room = Math.max(0.02 * (last - first), first === last ? 1 : 0);
+    return [first - room, last + room];
   }
 
   #range(low, high) {
@@ -244,12 +263,6 @@ export class Curve {
     const left = this.plot.valToPos(this.points[at].step, "x");
     this.plot.setCursor({ left, top: this.plot.over.clientHeight / 2 });
   }
-}
-
-function stepRange(_plot, low, high) {
-  if (low === null || high === null) return [0, 1];
-  const room = Math.max(0.02 * (high - low), high === low ? 1 : 0);
-  return [low - room, high + room];
 }
 
 function tick(value) {

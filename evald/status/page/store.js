@@ -148,8 +148,9 @@ export class Run {
   metricsOf(set) {
     return this.#once(`metrics ${set}`, () => {
       const curves = this.curves();
-      const mine = [...this.metrics].filter((name) => this.setOf(name, curves) === set);
-      return mine.filter((name) => !COMPANION.test(name) || name === `eval/${set}`);
+      const headline = `eval/${set}`;
+      const rest = [...this.metrics].filter((name) => this.setOf(name, curves) === set && name !== headline);
+      return [headline, ...rest.filter((name) => !COMPANION.test(name))];
     });
   }
 

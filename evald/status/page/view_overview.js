@@ -68,7 +68,8 @@ export class Overview {
   #points(run) {
     const points = run.all();
     if (points.length === 0) {
-      return h("section", { class: "panel" }, h("h2", {}, "Points"),
+      // (before the token is right, nobody knows)
+      return this.app.ready && h("section", { class: "panel" }, h("h2", {}, "Points"),
         h("p", { class: "muted" }, `No point of run ${run.name} has ended yet.`));
     }
     const sets = run.curves().slice(0, COLUMNS);

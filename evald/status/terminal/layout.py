@@ -4,19 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from evald.results.records import Alert, PointRecord
 from evald.status.terminal import node, points
-from evald.status.terminal.painter import Painter
-from evald.status.terminal.text import Line
-from evald.status.view import StatusView
-
-
-class Shown(msgspec.Struct, frozen=True, kw_only=True):
-    """What there is to show."""
-
-    view: StatusView
-    points: list[PointRecord] = []
-    alerts: list[Alert] = []
+from evald.status.terminal.source import Shown
+from evald.status.terminal.text import Line, Painter
 
 
 class _Section(msgspec.Struct):

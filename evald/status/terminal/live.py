@@ -13,10 +13,9 @@ from evald.errors import EvaldError
 from evald.status.client import Door
 from evald.status.terminal.layout import lines
 from evald.status.terminal.numbers import duration
-from evald.status.terminal.painter import Painter
 from evald.status.terminal.screen import Hangup, Screen
 from evald.status.terminal.source import Source
-from evald.status.terminal.text import Glyphs, Line, Span, draw, glyphs_of
+from evald.status.terminal.text import Glyphs, Line, Painter, Span, draw, glyphs_of
 
 #: as a shell shows a program that a signal has ended.
 _SIGNALLED = 128

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from evald.results.records import Alert
 from evald.status.terminal.numbers import duration, rate, size
-from evald.status.terminal.painter import Painter
-from evald.status.terminal.text import Line
+from evald.status.terminal.text import Line, Painter
 from evald.status.view import EngineView, StatusView
 
 _STATES = {
@@ -22,8 +23,13 @@ _WELL = frozenset({"serving", "ready", "draining", "pinning"})
 #: free share of a disk below which it is coloured, and how.
 _TIGHT = ((0.05, "red"), (0.15, "yellow"))
 #: columns of an engine's cells, behind its name.
-_STATE, _WEIGHTS, _IN_FLIGHT, _RATE, _KV, _WAIT, _RESTARTS = 11, 15, 9, 7, 4, 4, 8
-_ROW = _STATE + _WEIGHTS + _IN_FLIGHT + _RATE + _KV + _WAIT + _RESTARTS + 9
+_STATE, _WEIGHTS = 11, 15
+_CELLS = {"in flight": 9, "tok/s": 7, "KV": 4, "wait": 4, "restarts": 8}
+#: where columns are few, these go, the first one first.
+_GIVE_WAY = ("KV", "wait", "restarts", "tok/s", "in flight")
+#: with the gaps.
+_LEFT = _STATE + _WEIGHTS + 4
+_ROW = _LEFT + sum(_CELLS.values()) + len(_CELLS)
 #: rows for a sentence; and alerts, which are told for a day.
 _MAX_ROWS, _MAX_ALERTS, _ALERT_S = 4, 3, 86_400.0
 _VERSION_PARTS = 4
@@ -56,26 +62,43 @@ def engines(view: StatusView, paint: Painter, *, brief: bool) -> list[Line]:
     spare = paint.columns - _ROW
     name = paint.name_width([engine.name for engine in view.engines], 5, max(spare, 8))
     weights = _WEIGHTS + max(0, min(spare - name, 30))
-    cells = ("in flight", _IN_FLIGHT), ("tok/s", _RATE), ("KV", _KV), ("wait", _WAIT)
+    cells = _fitting(paint.columns - name - _LEFT)
     head: Line = [paint.left("engines", name + 3, "bold")]
     head += [paint.left("state", _STATE + 1, "dim"), paint.left("weights", weights, "dim")]
-    head += [paint.right(word, columns + 1, "dim") for word, columns in cells]
-    rows = [[*head, paint.right("restarts", _RESTARTS + 1, "dim")]]
+    rows = [[*head, *(paint.right(cell, _CELLS[cell] + 1, "dim") for cell in cells)]]
     shown = view.engines
     if brief:
         shown = sorted(shown, key=lambda engine: engine.state in _WELL)
     for engine in shown:
-        rows.append(_engine(engine, paint, name, weights))
+        rows.append(_engine(engine, paint, name, weights, cells))
         if engine.detail and engine.state not in _WELL:
             style, most = _STATES.get(engine.state, ""), 1 if brief else _MAX_ROWS
             rows += paint.sentence(engine.detail, style, indent=4, most=most)
     return rows
 
 
-def _engine(engine: EngineView, paint: Painter, name: int, weights: int) -> Line:
+def _fitting(columns: int) -> list[str]:
+    """Name the cells that there is room for."""
+    cells = list(_CELLS)
+    for cell in _GIVE_WAY:
+        if sum(_CELLS[one] + 1 for one in cells) > columns:
+            cells.remove(cell)
+    return cells
+
+
+def _engine(
+    engine: EngineView, paint: Painter, name: int, weights: int, cells: Sequence[str]
+) -> Line:
     kv_use = "-" if engine.kv_use is None else f"{engine.kv_use:.0%}"
     full = engine.kv_use is not None and engine.kv_use >= 0.95  # noqa: PLR2004 - where it throws out
     waiting = "-" if engine.waiting is None else str(engine.waiting)
+    values = {
+        "in flight": (str(engine.in_flight), ""),
+        "tok/s": (rate(engine.tokens_per_s), ""),
+        "KV": (kv_use, "yellow" if full else ""),
+        "wait": (waiting, "" if engine.waiting else "dim"),
+        "restarts": (str(engine.restarts), "yellow" if engine.restarts else "dim"),
+    }
     return [
         paint.text("  "),
         paint.left(engine.name, name),
@@ -83,11 +106,7 @@ def _engine(engine: EngineView, paint: Painter, name: int, weights: int) -> Line
         paint.left(engine.state, _STATE, _STATES.get(engine.state, "cyan")),
         paint.text(" "),
         paint.left(_version(engine.weight_version, weights), weights),
-        paint.right(str(engine.in_flight), _IN_FLIGHT + 1),
-        paint.right(rate(engine.tokens_per_s), _RATE + 1),
-        paint.right(kv_use, _KV + 1, "yellow" if full else ""),
-        paint.right(waiting, _WAIT + 1, "" if engine.waiting else "dim"),
-        paint.right(str(engine.restarts), _RESTARTS + 1, "yellow" if engine.restarts else "dim"),
+        *(paint.right(values[cell][0], _CELLS[cell] + 1, values[cell][1]) for cell in cells),
     ]
 
 

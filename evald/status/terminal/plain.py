@@ -9,10 +9,9 @@ from typing import NoReturn, TextIO
 
 from evald.errors import EvaldError
 from evald.status.client import Door
-from evald.status.terminal.layout import Shown, lines
-from evald.status.terminal.painter import Painter
-from evald.status.terminal.source import Source
-from evald.status.terminal.text import draw, glyphs_of
+from evald.status.terminal.layout import lines
+from evald.status.terminal.source import Shown, Source
+from evald.status.terminal.text import Painter, draw, glyphs_of
 from evald.status.view import StatusView
 
 

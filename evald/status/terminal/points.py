@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 from evald.point import Kind, Outcome
-from evald.results.records import PointRecord
+from evald.results.records import PointRecord, is_own_metric
 from evald.status.terminal.numbers import change, duration, error, score
-from evald.status.terminal.painter import Painter
-from evald.status.terminal.recent import headlines
-from evald.status.terminal.text import Line, Span
+from evald.status.terminal.text import Line, Painter, Span
 from evald.status.view import PointView, RegradeView, SetView, StatusView
 
 #: columns of the cells of a set that runs, behind its name and its bar.
@@ -18,6 +18,8 @@ _NAME = (8, 16)
 _MAX_SKIPPED = 2
 #: a difference that chance explains less often than that is marked; in standard errors.
 _P, _STANDARD_ERRORS = 0.05, 1.96
+#: ``eval/{set}-...``: what stands beside a set's headline.
+_BESIDE = re.compile(r".+-(?:(?:avg|pass|maj)@\d+|pass\^\d+|truncated_ratio|none_reward_ratio)")
 
 
 def running(view: StatusView, paint: Painter) -> list[Line]:
@@ -169,3 +171,16 @@ def _change(point: PointRecord, name: str, comparison: str) -> tuple[float | Non
         return delta, ""
     lower_is_better = f"eval/{name}/perplexity" in point.metrics
     return delta, "green" if (delta > 0) is not lower_is_better else "red"
+
+
+def headlines(record: PointRecord) -> dict[str, float]:
+    """Return the headline of each eval set and aggregate, by name."""
+    if record.outcome is Outcome.SKIPPED:
+        return {}
+    found = {}
+    for key, value in record.metrics.items():
+        name = key.removeprefix("eval/")
+        beside = "/" in name or is_own_metric(name) or _BESIDE.fullmatch(name)
+        if not beside:
+            found[name] = value
+    return found

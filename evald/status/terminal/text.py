@@ -1,7 +1,8 @@
-"""Text in columns of a terminal: how wide it is, how it is cut, which characters may be used."""
+"""Text in rows and columns of a terminal: made harmless, cut, filled up, and drawn."""
 
 from __future__ import annotations
 
+import textwrap
 import unicodedata
 from typing import TextIO
 
@@ -53,6 +54,8 @@ class Span(msgspec.Struct, frozen=True):
 
 #: one row.
 Line = list[Span]
+#: columns without a bound from a terminal.
+WIDTH = 80
 
 
 def width(text: str) -> int:
@@ -95,14 +98,51 @@ def _head(text: str, columns: int) -> str:
     return text
 
 
-def left(text: str, columns: int) -> str:
-    """Fill up with spaces on the right."""
-    return text + " " * (columns - width(text))
+class Painter:
+    """Makes spans of cleaned text, for rows of ``columns``: all text of others goes through it."""
 
+    def __init__(self, columns: int = WIDTH, glyphs: Glyphs = UNICODE) -> None:
+        self.columns = columns
+        self.glyphs = glyphs
 
-def right(text: str, columns: int) -> str:
-    """Fill up with spaces on the left."""
-    return " " * (columns - width(text)) + text
+    def text(self, text: str, style: str = "") -> Span:
+        """Return a text as long as it is."""
+        return Span(self.glyphs.clean(text), style)
+
+    def left(self, text: str, columns: int, style: str = "") -> Span:
+        """Return a cell; a name that is too long loses its middle."""
+        fitting = self._fit(text, columns)
+        return Span(fitting + " " * (columns - width(fitting)), style)
+
+    def right(self, text: str, columns: int, style: str = "") -> Span:
+        """Return a cell with its text at the right."""
+        fitting = self._fit(text, columns)
+        return Span(" " * (columns - width(fitting)) + fitting, style)
+
+    def name_width(self, names: list[str], least: int, most: int) -> int:
+        """Return the columns for the longest of ``names``, within bounds."""
+        return max(least, min(most, max((width(self.glyphs.clean(n)) for n in names), default=0)))
+
+    def bar(self, share: float, columns: int) -> list[Span]:
+        """Return a progress bar; full only when all is done, and never empty once begun."""
+        n_full = min(columns - 1, max(1, round(share * columns))) if 0 < share < 1 else 0
+        n_full = columns if share >= 1 else n_full
+        full, empty = self.glyphs.full * n_full, self.glyphs.empty * (columns - n_full)
+        return [Span(full, "cyan"), Span(empty, "dim")]
+
+    def sentence(self, text: str, style: str = "", *, indent: int = 0, most: int) -> list[Line]:
+        """Return a sentence on rows of its own, at most ``most``."""
+        rows = textwrap.wrap(
+            self.glyphs.clean(text),
+            max(self.columns - indent, len(self.glyphs.more)),
+            max_lines=most,
+            placeholder=self.glyphs.more,
+            break_on_hyphens=False,  # of names and paths
+        )
+        return [[Span(" " * indent + row, style)] for row in rows]
+
+    def _fit(self, text: str, columns: int) -> str:
+        return cut_middle(self.glyphs.clean(text), columns, self.glyphs.more)
 
 
 def draw(line: Line, columns: int, glyphs: Glyphs, *, colour: bool) -> str:

@@ -16,11 +16,11 @@ from evald.alerts import alerts as module
 from evald.alerts.alerts import Alerts
 from evald.alerts.comparing import Comparing, Watched
 from evald.alerts.verdict import Rule
-from evald.alerts.watching import Disk, Quarantined
+from evald.alerts.watching import Disk, Quarantined, Silent
 from evald.config import AlertRule, Results
 from evald.point import Outcome
 from evald.results.ledger import Ledger
-from evald.results.records import Alert, AnyRecord, PointRecord, RunEnd, decode
+from evald.results.records import Accepted, Alert, AnyRecord, PointRecord, RunEnd, decode
 from evald.status.view import DiskView, EngineView, StatusView
 
 
@@ -251,3 +251,47 @@ async def test_the_last_words_are_recorded(tmp_path: Path) -> None:
         await asyncio.sleep(0.05)
         world.engines[0].state = "quarantined"
     assert world.alerts() == ["a/alert/engines/e0/1"]
+
+
+async def test_the_last_point_before_a_stop_is_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With --exit-on-run-end the daemon stops at once, and the run is over for the next life."""
+    world = World(tmp_path)
+    monkeypatch.setattr(module, "LOOK_S", 60)
+    async with world.life(drop()):
+        await world.point(0, 0.9)
+        await asyncio.sleep(0.05)  # (it looks for the last time)
+        await world.point(1, 0.5)
+        await world.ledger.append(RunEnd(run="a", step=1, record_id="a/run_end/1", points={}))
+    assert world.alerts() == ["a/alert/fell/eval/x/1"]
+    assert world.poster.given == ["fell eval/x False"]
+
+
+async def test_rules_that_have_not_learnt_yet_say_nothing(tmp_path: Path) -> None:
+    """Two reloads in a row: the second comes while the rules of the first still learn."""
+    world = World(tmp_path)
+
+    def silent() -> Silent:
+        return Silent(AlertRule(name="silent", kind="silent", after_s=600))
+
+    async with world.life(silent()) as alerts:
+        alerts._wall = lambda: time.time() + 3600
+        await world.ledger.append(
+            Accepted(
+                run="a", step=1, record_id="a/1", directory="/d", size_bytes=1, fingerprint="f"
+            )
+        )
+        await settled(world, ["a/alert/silent/points/1"])
+        read = alerts._read
+
+        def read_and_reload() -> Any:
+            lines = read()
+            if lines:
+                alerts.use([silent()])
+                alerts._read = read  # type: ignore[method-assign] # once
+            return lines
+
+        alerts._read = read_and_reload  # type: ignore[method-assign] # as a slow disk would
+        alerts.use([silent()])
+        await settled(world, ["a/alert/silent/points/1"])

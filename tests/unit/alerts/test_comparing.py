@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import time
 from typing import Any
 
+import msgspec
 import pytest
 from null_curves import NAME, curve
 
@@ -217,3 +219,30 @@ def test_noise_does_not_fire_and_a_real_drop_does() -> None:
     assert 0.005 < noisy / (20 * 49) < 0.04
     found = [alarms("baseline", None, points=8, fall_at=6, by=0.4) for _ in range(25)]
     assert sum(bool(steps) and steps[0] >= 6 for steps in found) >= 23
+
+
+@pytest.mark.parametrize("against", ["previous", "best"])
+def test_a_long_ledger_is_learnt_in_no_time(against: Any) -> None:
+    """All of it is read on the event loop at each start: it must not grow with the square."""
+    one = rule(against=against)
+    begun = time.process_time()
+    for record in values(*(0.3 + step / 100_000 for step in range(20_000))):
+        one.note(record)
+    assert time.process_time() - begun < 10
+    [verdict] = one.note(point(20_001, 0.1))
+    assert verdict.holds
+    assert "(step 20000): 0.1 against 0.5" in verdict.detail
+
+
+def test_a_best_point_that_is_graded_again_is_the_best_no_longer() -> None:
+    one = rule(against="best")
+    for record in values(0.5, 0.9, 0.6):
+        one.note(record)
+    again = msgspec.structs.replace(
+        point(2, 0.4, revision=1), provenance={"regraded_from": "a/step/2/r0"}
+    )
+    one.note(again)
+    [verdict] = one.note(point(4, 0.1))
+    assert "(step 3): 0.1 against 0.6" in verdict.detail
+    [verdict] = one.note(point(4, 0.2, revision=1))
+    assert "(step 3): 0.2 against 0.6" in verdict.detail

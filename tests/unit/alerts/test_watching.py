@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from evald.alerts.watching import Disk, Quarantined, Silent
@@ -35,8 +36,9 @@ def silent() -> Silent:
     return Silent(AlertRule(name="s", kind="silent", after_s=600))
 
 
-def holds(rule: Silent, now_s: float, *, uptime_s: float = 1e6) -> bool | None:
-    [verdict] = rule.check(view(uptime_s=uptime_s), now_s)
+def holds(rule: Silent, now_s: float, *, uptime_s: float | None = None) -> bool | None:
+    """``uptime_s`` None: since 1970."""
+    [verdict] = rule.check(view(uptime_s=now_s if uptime_s is None else uptime_s), now_s)
     return verdict.holds
 
 
@@ -49,7 +51,9 @@ def test_silence_counts_from_the_last_terminal_record_of_a_run_that_goes_on() ->
     rule.note(ended(10_700))
     assert holds(rule, 11_300) is False
     assert holds(rule, 11_301) is True
-    [verdict] = rule.check(view(engines=[EngineView(name="e", state="backoff")]), 11_900)
+    [verdict] = rule.check(
+        view(engines=[EngineView(name="e", state="backoff")], uptime_s=11_900), 11_900
+    )
     assert verdict.detail == (
         "no point has ended for 20 minutes, and run 'a' has not ended: 0 queued, 0 running, 0 of 1 "
         "engines serving; see `evald status`"
@@ -60,12 +64,49 @@ def test_silence_counts_from_the_last_terminal_record_of_a_run_that_goes_on() ->
     assert holds(rule, 99_999) is False
 
 
+def test_a_short_silence_is_said_in_seconds() -> None:
+    rule = Silent(AlertRule(name="s", kind="silent", after_s=20))
+    rule.note(accepted(10_000))
+    [verdict] = rule.check(view(uptime_s=10_025), 10_025)
+    assert verdict.detail.startswith("no point has ended for 25 s, and run 'a' has not ended")
+
+
 def test_a_start_waits_before_it_complains_of_the_time_before() -> None:
     rule = silent()
     rule.note(ended(10_000))
     # not told, nor is it over
     assert holds(rule, 50_600, uptime_s=600) is None
     assert holds(rule, 50_601, uptime_s=601) is True
+
+
+def test_a_new_run_after_a_long_pause_has_its_time() -> None:
+    rule = silent()
+    rule.note(ended(10_000))
+    rule.note(RunEnd(run="a", step=1, record_id="z", points={}))
+    rule.note(accepted(50_000, "b"))
+    assert holds(rule, 50_001) is False
+    assert holds(rule, 50_601) is True
+
+
+def test_a_run_that_has_ended_is_not_begun_by_what_is_done_again() -> None:
+    rule = silent()
+    rule.note(ended(10_000))
+    rule.note(RunEnd(run="a", step=1, record_id="z", points={}))
+    again = msgspec.structs.replace(ended(10_100), revision=1)
+    rule.note(msgspec.structs.replace(accepted(10_050), revision=1))
+    rule.note(again)
+    assert holds(rule, 20_000) is False
+    rule.note(accepted(30_000, step=2))  # the job goes on after all
+    assert holds(rule, 30_601) is True
+
+
+def test_a_clock_that_is_set_is_no_silence() -> None:
+    rule = silent()
+    rule.note(accepted(10_000))
+    assert holds(rule, 10_001, uptime_s=5000) is False
+    assert holds(rule, 90_000, uptime_s=5001) is False
+    assert holds(rule, 1_000, uptime_s=5600) is True
+    assert holds(rule, 1_001, uptime_s=5601) is True
 
 
 def test_quarantine_is_over_when_the_engine_works_again() -> None:

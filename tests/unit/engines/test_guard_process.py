@@ -218,6 +218,7 @@ def test_cancelled_start_leaves_nothing(run: Run, tree: Tree) -> None:
     async def body() -> None:
         log_path = tree.script.with_name("engine.log")
         argv = tree.argv("stubborn", "children")
+        others = set(guard.descendants(os.getpid()))  # of tests before this one
         cancelled = 0
         for delay_s in (0.0, 0.005, 0.01, 0.02, 0.03, 0.04, 0.06):
             start = asyncio.create_task(EngineProcess.start(argv, ENV, log_path, name="e0"))
@@ -230,7 +231,7 @@ def test_cancelled_start_leaves_nothing(run: Run, tree: Tree) -> None:
             else:
                 await within(engine.stop(0))
         assert cancelled
-        assert guard.descendants(os.getpid()) == []
+        assert set(guard.descendants(os.getpid())) <= others
         assert tree.is_gone()
 
     run(body())

@@ -9,9 +9,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from evald.engines import log_sizes
-from evald.engines.log_sizes import CUT, keep_logs_short
+from evald.engines.log_sizes import CUT, LogSizes
 from evald.engines.process_log import last_words
-from evald.pulse import Pulse
 
 
 class Clock:
@@ -34,19 +33,19 @@ async def test_a_long_log_keeps_its_end_while_its_process_goes_on(
     short.write_text("short\n")
     samples.write_text("x" * 5000)
     clock = Clock()
-    pulse = Pulse("logs", clock=clock)
+    logs = LogSizes(tmp_path, clock=clock)
     with long.open("ab", buffering=0) as process:
         for number in range(200):
             process.write(b"line %03d\n" % number)
-        watching = asyncio.create_task(keep_logs_short(tmp_path, pulse))
+        watching = asyncio.create_task(logs.run())
         async with asyncio.timeout(10):
             while long.stat().st_size > 1000:
                 await asyncio.sleep(0.01)
         process.write(b"and on\n")
         clock.now_s += 1000
-        assert "waiting for the next look" in pulse.overdue(60)
+        assert "waiting for the next look" in logs.pulse.overdue(60)
         async with asyncio.timeout(10):
-            while pulse.overdue(60):
+            while logs.pulse.overdue(60):
                 await asyncio.sleep(0.01)
         watching.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -68,7 +67,7 @@ async def test_a_log_that_cannot_be_cut_is_told(
     (tmp_path / "engines").mkdir()
     (tmp_path / "engines" / "0001.log").mkdir()
     with capture_logs() as logs:
-        watching = asyncio.create_task(keep_logs_short(tmp_path, Pulse("logs")))
+        watching = asyncio.create_task(LogSizes(tmp_path).run())
         async with asyncio.timeout(10):
             while not logs:
                 await asyncio.sleep(0.01)

@@ -100,11 +100,11 @@ def test_gpu_kernels_are_not_for_the_cpu() -> None:
     [
         (
             {"dtyp": "x"},
-            'dtyp = "x" is no server argument of SGLang 0.5.23; did you mean dtype? rem',
+            'dtyp = "x" is no server argument of SGLang 0.5.23; did you mean dtype? If',
         ),
         (
             {"tp": 2},
-            "tp = 2 is no server argument of SGLang 0.5.23; did you mean tp_size? remove it",
+            "tp = 2 is no server argument of SGLang 0.5.23; did you mean tp_size? If not, remove",
         ),
         ({"zzzz": 1}, "zzzz = 1 is no server argument of SGLang 0.5.23; remove it"),
         ({"monokernel_backend": "amd"}, 'monokernel_backend = "amd" is no server argument'),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -17,7 +18,8 @@ from evald.evals.graders import Grade, Rules, Sample
 from evald.evals.grading import Grading
 from evald.regrade import service as service_module
 from evald.regrade.plan import CannotRegrade, What
-from evald.regrade.service import RegradeService
+from evald.regrade.service import RegradeService, carry_out
+from evald.status.view import RegradeView
 
 
 @pytest.fixture
@@ -53,10 +55,12 @@ async def test_one_regrade_at_a_time(
 
     async def slow(_self: Grading, _rules: Rules, sample: Sample, *, timeout_s: float) -> Grade:
         assert timeout_s > 0
+        before.append(service.pulse.overdue(1e9))
         if sample.question != "1":
             await gate.wait()
         return Grade(0.5)
 
+    before: list[str] = []
     monkeypatch.setattr(Grading, "grade", slow)
     monkeypatch.setattr(service_module, "_LOG_INTERVAL_S", 0.0)
     monkeypatch.setattr(service_module, "_SLACK_S", -1e9)
@@ -67,6 +71,7 @@ async def test_one_regrade_at_a_time(
         (view,) = service.views()
         await until(lambda: view.samples_done == 1)
         assert (view.ticket, view.state, view.points, view.samples) == ("t1", "running", 1, 3)
+        assert all(late.startswith("regrade: 'grading' since") for late in before)
         assert service.pulse.overdue(1e9).startswith("regrade: 'grading' since")
         with pytest.raises(CannotRegrade, match="another regrade is running"):
             await service.start(What(run=RUN), "t2")
@@ -78,6 +83,20 @@ async def test_one_regrade_at_a_time(
         await until(lambda: service.views()[-1].state == "done")
         assert [one.ticket for one in service.views()] == ["t1", "t3"]
         await until(lambda: not service.pulse.overdue(0))
+
+
+async def test_each_point_and_each_sample_is_progress(world: RegradeWorld, toy: EvalSet) -> None:
+    await world.measure(1, [toy], correct)
+    regrader = world.regrader([toy])
+    marks: list[int] = []
+    view = RegradeView(ticket="t", run=RUN, points=1)
+    try:
+        plan = await regrader.plan(What(run=RUN))
+        mark = functools.partial(marks.append, 1)
+        await carry_out(regrader, plan, view, say=lambda _: None, mark=mark)
+    finally:
+        await regrader.close()
+    assert len(marks) == 1 + view.samples == 4
 
 
 async def test_a_point_that_cannot_be_graded_again_does_not_keep_the_others_from_it(

@@ -1,4 +1,3 @@
-import asyncio
 import os
 import shutil
 from pathlib import Path
@@ -8,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evald.errors import LedgerError
-from evald.results.follow import Cursor, Follower, follow, read_records
+from evald.results.follow import Cursor, Follower, read_records
 from evald.status.pages import seq_of
 from evald.trainer.links.file_link import FileLink
 
@@ -152,19 +151,6 @@ def test_however_it_was_written_every_whole_line_is_read_once(
                 lines += follower.read()
         lines += follower.read()
     assert lines == b"".join(pieces).split(b"\n")[:-1]
-
-
-async def test_follow_yields_what_is_there_and_what_comes(path: Path) -> None:
-    add(path, b"1\n2\n")
-    lines = follow(path, poll_s=0.01)
-    assert [await anext(lines), await anext(lines)] == [b"1", b"2"]
-    waiting = asyncio.ensure_future(anext(lines))
-    await asyncio.sleep(0.05)
-    assert not waiting.done()
-    add(path, b"3\n")
-    async with asyncio.timeout(5):
-        assert await waiting == b"3"
-    await lines.aclose()
 
 
 def test_read_records_leaves_out_a_torn_tail_and_unknown_types(path: Path) -> None:

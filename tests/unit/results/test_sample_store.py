@@ -92,7 +92,7 @@ async def test_samples_are_compressed_at_the_second_look_and_read_as_before(tmp_
     assert world.stored_bytes() is None
     world.add(2)
     await world.look(1)
-    sizes = [stored.stat().st_size for s in (0, 1) if (stored := stored_file(world.path(s)))]
+    sizes = [path.stat().st_size for s in (0, 1) if (path := stored_file(world.path(s)))]
     assert world.stored_bytes() == sum(sizes)
     assert world.stored() == {0: "gz", 1: "gz", 2: "jsonl"}
     packed = stored_file(world.path(0))

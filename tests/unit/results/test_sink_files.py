@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from evald.results.sinks import cursor as cursors
 from evald.results.sinks.contract import SinkFault
 from evald.results.sinks.cursor import Cursor
 from evald.results.sinks.jsonl import JsonlSink
+from evald.results.sinks.rows import Row
 
 
 @pytest.fixture
@@ -210,3 +212,36 @@ def test_a_line_that_is_no_record_costs_no_other(book: Book, rows: Path) -> None
         file.write(b'no json\n{"schema":1,"seq":2,"type":"future"}\n{"schema":9,"seq":3}\n')
     book.add(ended(2, a=0.5))
     assert life(book, rows) == 2
+
+
+@pytest.mark.parametrize("when", ["while it is open", "after the run's end", "replaced"])
+def test_a_file_that_goes_in_the_middle_is_not_written_into_nothing(
+    book: Book, rows: Path, when: str
+) -> None:
+    sink = JsonlSink(rows, "demo")
+    sink.cursor()
+    book.add(ended(1, a=0.5), ended(2, a=0.5))
+    first, second = (Row(seq=n, record_id=f"r{n}", time=1.0, run="demo", step=n, metrics={"a": 1})
+                     for n in (1, 2))  # fmt: skip
+    sink.take(first)
+    sink.flush()
+    if when == "after the run's end":
+        sink.close()
+    shutil.rmtree(rows)
+    if when == "replaced":
+        rows.mkdir()
+        (rows / "demo.jsonl").write_text("somebody else's\n")
+    sink.take(second)
+    with pytest.raises(EvaldError, match=r"cannot go on with .*/demo\.jsonl: somebody has deleted"):
+        sink.flush()
+    with pytest.raises(EvaldError, match="cannot go on with"):
+        sink.close()
+    assert life(book, rows) == 2
+    assert [one["step"] for one in lines(rows)] == [1, 2]
+
+
+def test_a_run_leads_nowhere_else(book: Book, rows: Path) -> None:
+    book.add(ended(1, run="../evil", a=0.5), ended(2, run="", a=0.5), ended(3, a=0.5))
+    assert life(book, rows) == 1
+    assert not list(rows.parent.rglob("*evil*"))
+    assert [one["step"] for one in lines(rows)] == [3]

@@ -17,12 +17,12 @@ from evald.results.sinks.tables import SampleTables
 from evald.results.sinks.tensorboard import EventFormat, TensorBoardSink
 
 
-def sample(question: str, score: float | None, **more: Any) -> bytes:
+def sample(question: str, score: float | None, *, config: str = "c", **more: Any) -> bytes:
     record = SampleRecord(
         question=question,
         sample=0,
         digest="d",
-        config="c",
+        config=config,
         status="scored" if score is not None else "error",
         score=score,
         **{"response": f"answer {score}", "reference": "42", **more},
@@ -94,6 +94,16 @@ def test_the_first_samples_and_those_that_changed_most(
     ]
     assert flips[1]["response before"] == "answer 0"
     assert (flips[1]["reference"], flips[1]["reason"]) == ('["a",1]', "close")
+
+
+def test_what_was_measured_otherwise_is_neither_shown_nor_compared(
+    tmp_path: Path, tables: SampleTables
+) -> None:
+    write(tmp_path, 10, sample("q2", 1, config="old"))
+    write(tmp_path, 20, sample("q1", 1, config="old"), sample("q2", 0))
+    made = tables.of(two_points())
+    assert list(made) == ["eval/a/samples"]
+    assert [row[0] for row in made["eval/a/samples"].rows] == ["q2"]
 
 
 def test_what_is_no_longer_there_makes_no_table(tmp_path: Path, tables: SampleTables) -> None:

@@ -131,3 +131,14 @@ def test_a_run_that_goes_on_after_its_end_does_so_here(book: Book, logs: Path) -
     book.add(ended(2, a=0.75))
     life(book, logs)
     assert curve(logs) == [(1, 0.5), (2, 0.75)]
+
+
+def test_a_regrade_of_all_points_writes_the_curve_once_more(book: Book, logs: Path) -> None:
+    book.add(*(ended(step, a=step / 1000) for step in range(1, 301)))
+    life(book, logs)
+    file = logs / "demo" / "events.out.tfevents.evald"
+    before = file.stat().st_size
+    book.add(*(ended(step, 1, a=step / 500) for step in range(1, 301)))
+    life(book, logs)
+    assert curve(logs) == [(step, step / 500) for step in range(1, 301)]
+    assert file.stat().st_size < 2.5 * before

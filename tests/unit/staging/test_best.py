@@ -76,7 +76,8 @@ class World:
         assert (best / "weights").read_text() == f"of step {record.step}"
         assert (best / "folder" / "file").read_text() == "text"
         assert not (best / "optimizer.pt").exists()
-        assert {path.name for path in best.parent.iterdir()} == {"best", best.readlink().name}
+        names = {path.name for path in best.parent.iterdir()}
+        assert names == {"best", "best_by.txt", best.readlink().name}
         return record.step, record.metrics["eval/a"]
 
 
@@ -309,7 +310,7 @@ async def test_two_daemons_copy_into_a_folder_in_turn(tmp_path: Path) -> None:
     finally:
         os.close(other)
     await ending
-    assert {path.name for path in place.iterdir()} == {"best", "step_1.r0"}
+    assert {path.name for path in place.iterdir()} == {"best", "best_by.txt", "step_1.r0"}
     assert world.alerts == []
 
 
@@ -344,3 +345,49 @@ async def test_a_reader_always_finds_a_whole_one(tmp_path: Path) -> None:
         done.set()
         reader.join()
     assert seen == {True}
+
+
+async def test_another_rule_in_the_same_folder_is_refused_and_told_once(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    await world.end(1, 0.5)
+    other = World(tmp_path, rule="min")
+    for step in (2, 3):
+        await other.end(step, 0.1)
+    assert world.kept() == (1, 0.5)
+    ((name, detail),) = other.alerts
+    assert name == "best_not_kept"
+    assert detail == (
+        f"cannot keep the best snapshot by min eval/a in {world.dir}/r: it has the best by max "
+        f"eval/a; choose another keep_best.dir, or delete {world.dir}/r/best_by.txt"
+    )
+    assert other.staged() == set()  # nothing is held for it
+    (world.dir / "r" / "best_by.txt").unlink()
+    await other.end(4, 0.1)
+    assert other.kept() == (4, 0.1)
+
+
+async def test_nothing_behind_a_link_is_deleted(tmp_path: Path) -> None:
+    world, outside = World(tmp_path), tmp_path / "outside"
+    for name in ("step_1.r0", ".tmp-step_2.r0.0123abcd"):
+        (outside / name).mkdir(parents=True)
+        (outside / name / "evald_record.json").write_text("somebody's")
+    world.dir.mkdir()
+    (world.dir / "r").symlink_to(outside)
+    await world.end(3, 0.5)
+    ((_, detail),) = world.alerts
+    assert f"in {world.dir}/r: {world.dir}/r is a symbolic link, or no folder; see to" in detail
+    # nor behind one that takes the folder's place meanwhile
+    (world.dir / "r").unlink()
+    folder = world.dir / "r"
+    real = best_copy._take_turn
+
+    def swap(*arguments: Any) -> None:
+        real(*arguments)
+        folder.rename(world.dir / "moved")
+        folder.symlink_to(outside)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(best_copy, "_take_turn", swap)
+        await world.end(4, 0.6)
+    assert len(list(outside.rglob("evald_record.json"))) == 2
+    assert (world.dir / "moved" / "best" / "weights").read_text() == "of step 4"

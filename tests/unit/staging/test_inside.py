@@ -4,7 +4,9 @@ import asyncio
 import os
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -173,13 +175,12 @@ def test_a_folder_that_becomes_a_link_meanwhile(world: World) -> None:
     def swap() -> None:
         number = 0
         while not stop.is_set():
-            for path in list(world.victim.glob("*")):
-                number += 1
-                try:
-                    path.rename(spare / str(number))
-                    path.symlink_to(world.outside / "folder")
-                except OSError:
-                    continue
+            with suppress(OSError):  # the victim itself may go between two looks
+                for path in list(world.victim.glob("*")):
+                    number += 1
+                    with suppress(OSError):
+                        path.rename(spare / str(number))
+                        path.symlink_to(world.outside / "folder")
 
     for number in range(300):
         (world.victim / f"f{number}" / "inner").mkdir(parents=True)
@@ -187,6 +188,9 @@ def test_a_folder_that_becomes_a_link_meanwhile(world: World) -> None:
     swapper = threading.Thread(target=swap)
     swapper.start()
     try:
+        deadline = time.monotonic() + 30
+        while len(list(spare.iterdir())) <= 10 and time.monotonic() < deadline:
+            time.sleep(0.001)
         for _ in range(20):
             try:
                 world.remove()

@@ -1,4 +1,5 @@
 import os
+import struct
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,17 @@ def test_a_root_that_may_not_be_written() -> None:
         sentence = as_other_user(ASK, folder)
     assert sentence.startswith(f"cannot delete what is in {folder}: {folder} has mode 0555")
     assert "default ACL on the staging root (setfacl -R -d -m u:" in sentence
+
+
+def test_a_mode_that_masks_the_acl() -> None:
+    owner, named, group, mask, other = 1, 2, 4, 16, 32
+    entries = [(owner, 5, -1), (named, 7, NOBODY), (group, 7, -1), (mask, 5, -1), (other, 5, -1)]
+    acl = struct.pack("<I", 2) + b"".join(struct.pack("<HHi", *entry) for entry in entries)
+    with open_folder() as folder:
+        os.setxattr(folder, "system.posix_acl_access", acl)
+        assert "chmod g+w it, also after each copy" in as_other_user(ASK, folder)
+        folder.chmod(0o775)
+        assert as_other_user(ASK, folder) == "None"
 
 
 @pytest.mark.parametrize("closed", ["step_1", "step_1/adapter"])

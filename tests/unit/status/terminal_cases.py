@@ -6,9 +6,9 @@ from typing import Any
 
 from evald.point import Kind, Outcome
 from evald.results.records import Alert, PointRecord
-from evald.status.terminal.layout import Shown, lines
-from evald.status.terminal.painter import Painter
-from evald.status.terminal.text import UNICODE, Glyphs, draw
+from evald.status.terminal.layout import lines
+from evald.status.terminal.source import Shown
+from evald.status.terminal.text import UNICODE, Glyphs, Painter, draw
 from evald.status.view import (
     DiskView,
     EngineView,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from pathlib import Path
 
 import pytest
@@ -69,3 +70,14 @@ def test_a_name_leads_nowhere_else(tmp_path: Path, name: str) -> None:
 def test_engines_without_a_log(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         log_lines(tmp_path, "e-7", 5)
+
+
+@pytest.mark.parametrize(
+    "word", ["api_key", "--api", "TOKEN_", "password ", "--watermark-c", "KEY"]
+)
+def test_no_line_takes_long(tmp_path: Path, word: str) -> None:
+    """A line is what a prompt or a server says, and a search for secrets holds the daemon up."""
+    write(tmp_path, word * (300_000 // len(word)))
+    begun = time.process_time()
+    log_lines(tmp_path, "e-0", 9)
+    assert time.process_time() - begun < 5

@@ -10,9 +10,9 @@ import pytest
 from evald.config import Status
 from evald.config_load import build_config
 from evald.errors import ConfigError, EvaldError
+from evald.results.sample_files import samples_file
 from evald.status.client import Remote, find_daemon
 from evald.status.listen import check_listen, parse_listen, show_address, tcp_listener
-from evald.status.sample_files import samples_file
 from evald.status.token import TokenError, check_token, read_token
 
 SECRET = "secret-" * 3

@@ -6,6 +6,7 @@ import argparse
 import base64
 import hashlib
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -127,8 +128,6 @@ path = "is_not_there.jsonl"
 def test_refusals(tmp_path: Path) -> None:
     with pytest.raises(EvaldError, match=r"cannot report on .*: it has no records; give a results"):
         call(tmp_path)
-    with pytest.raises(EvaldError, match="open that URL in a browser"):
-        call("http://node:8008")
     with pytest.raises(EvaldError, match="cannot take -1 samples: give --samples 0 or more"):
         call(tmp_path, "--samples", -1)
     results = write_run(tmp_path / "r")
@@ -151,3 +150,17 @@ def test_the_bundle_understands_all_modules_of_the_page() -> None:
             raise AssertionError(f"{path.name}: {name}")
     assert not re.search(r"^\s*(import|export)\b", text, re.MULTILINE)
     assert "</script" not in text
+
+
+def test_what_is_no_file_stays_and_a_link_stays_a_link(tmp_path: Path) -> None:
+    results = write_run(tmp_path / "r")
+    pipe, link, file = tmp_path / "pipe", tmp_path / "link", tmp_path / "file.html"
+    os.mkfifo(pipe)
+    with pytest.raises(EvaldError, match=r"cannot write .*/pipe: it is no file; name another"):
+        call(results, "-o", pipe)
+    assert pipe.is_fifo()
+    file.touch()
+    link.symlink_to(file)
+    assert call(results, "-o", link) == 0
+    assert link.is_symlink()
+    assert file.stat().st_size > 1000

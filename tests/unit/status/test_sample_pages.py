@@ -11,8 +11,8 @@ import pytest
 from evald.evals.rows import Question
 from evald.results.compressed import compress
 from evald.results.modes import Modes
+from evald.results.sample_heads import FILTERS, Filter
 from evald.results.samples import SampleRecord
-from evald.status.sample_heads import FILTERS, Filter
 from evald.status.sample_pages import AskedQuestion, SamplePage, SamplePages
 
 NEW, OLD = "r/step/2/r0", "r/step/1/r0"

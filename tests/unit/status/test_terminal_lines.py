@@ -7,8 +7,8 @@ from terminal_cases import NOW, a_point, a_view, an_alert, rows_of, some_points
 
 from evald.point import Outcome
 from evald.results.records import PointRecord
-from evald.status.terminal.layout import Shown
-from evald.status.terminal.recent import Recent, headlines
+from evald.status.terminal.points import headlines
+from evald.status.terminal.source import Recent, Shown
 from evald.status.terminal.text import ASCII, UNICODE, width
 from evald.status.view import EngineView, PointView, SetView
 from evald.text import encode_json
@@ -50,13 +50,33 @@ def test_80_columns_show_everything_that_matters() -> None:
     assert rows_of(SHOWN) == WHOLE.splitlines()
 
 
-@pytest.mark.parametrize("columns", [20, 40, 80, 133, 250])
+@pytest.mark.parametrize("columns", [1, 3, 6, 20, 40, 80, 133, 250])
 @pytest.mark.parametrize("rows", [None, 1, 5, 24, 60])
 def test_nothing_is_wider_or_longer_than_the_terminal(columns: int, rows: int | None) -> None:
     drawn = rows_of(SHOWN, columns=columns, rows=rows)
     assert max(map(width, drawn)) <= columns
     if rows is not None:
         assert len(drawn) <= rows
+
+
+@pytest.mark.parametrize(
+    ("columns", "behind"),
+    [
+        (75, "8     812  43%    3        2"),
+        (74, "8     812    3        2"),
+        (70, "8     812    3        2"),
+        (69, "8     812        2"),
+        (64, "8     812"),
+        (55, "8"),
+        (47, ""),
+        (38, ""),
+    ],
+)
+def test_where_columns_are_few_whole_cells_of_engines_go(columns: int, behind: str) -> None:
+    head, row, *_ = rows_of(SHOWN, columns=columns)[1:]
+    assert re.fullmatch(rf"  engine-0 serving     40:abcdef01 *{re.escape(behind)}", row)
+    assert len(head.split()) == 3 + len(behind.split()) + ("in flight" in head)
+    assert "…" not in head + row
 
 
 def test_where_rows_are_few_trouble_stays_and_what_is_hidden_is_counted() -> None:

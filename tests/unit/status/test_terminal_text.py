@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 
 from evald.status.terminal.numbers import change, duration, error, rate, score, size
-from evald.status.terminal.painter import Painter
-from evald.status.terminal.text import ASCII, UNICODE, Span, cut, cut_middle, draw, width
+from evald.status.terminal.text import ASCII, UNICODE, Painter, Span, cut, cut_middle, draw, width
 
 
 @pytest.mark.parametrize(

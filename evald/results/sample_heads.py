@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
-from typing import Literal, get_args
+from typing import BinaryIO, Literal, get_args
 
 import msgspec
 
-from evald.results.compressed import open_samples, stored_file
 from evald.results.samples import SampleRecord, Status
 
 Filter = Literal["all", "wrong", "truncated", "no_answer", "failed", "flipped"]
@@ -85,23 +83,22 @@ def filters(moved: dict[str, float]) -> dict[Filter, Callable[[Head], bool]]:
     }
 
 
-def read_heads(path: Path) -> SampleHeads:
-    """Read the journal ``path``, compressed or not. Blocking; raises OSError.
+def read_heads(file: BinaryIO) -> SampleHeads:
+    """Read an open journal from its start. Blocking; raises OSError.
 
     Lines that cannot be read (a torn one) are passed by.
     """
     newest: dict[tuple[str, int], tuple[_Line, int]] = {}
     last: _Line | None = None
     offset = 0
-    with open_samples(path) as file:
-        for line in file:
-            try:
-                last = _lines.decode(line)
-            except (msgspec.DecodeError, RecursionError):
-                pass
-            else:
-                newest[last.question, last.sample] = last, offset
-            offset += len(line)
+    for line in file:
+        try:
+            last = _lines.decode(line)
+        except (msgspec.DecodeError, RecursionError):
+            pass
+        else:
+            newest[last.question, last.sample] = last, offset
+        offset += len(line)
     if last is None:
         return SampleHeads("", [])
     heads = [
@@ -112,41 +109,19 @@ def read_heads(path: Path) -> SampleHeads:
     return SampleHeads(last.config, sorted(heads, key=lambda head: head.offset))
 
 
-def read_samples(path: Path, heads: list[Head]) -> list[SampleRecord]:
-    """Read some samples with their texts, in the order of ``heads``. Blocking; raises OSError."""
+def read_samples(file: BinaryIO, heads: list[Head]) -> list[SampleRecord]:
+    """Read some samples of an open journal with their texts, in the order of ``heads``.
+
+    Blocking; raises OSError.
+    """
     found: dict[int, SampleRecord] = {}
-    with open_samples(path) as file:
-        for offset in sorted({head.offset for head in heads}):
-            file.seek(offset)  # (forwards: going back is dear in a compressed file)
-            try:
-                found[offset] = _records.decode(file.readline())
-            except (msgspec.DecodeError, RecursionError) as error:
-                raise OSError(f"{path} is damaged at byte {offset}: {error}") from error
+    for offset in sorted({head.offset for head in heads}):
+        file.seek(offset)  # (forwards: going back is dear in a compressed file)
+        try:
+            found[offset] = _records.decode(file.readline())
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise OSError(f"a stored sample is damaged at byte {offset}: {error}") from error
     return [found[head.offset] for head in heads]
-
-
-class HeadCache:
-    """Remembers the heads of the last few journals, for as long as these do not change."""
-
-    _KEPT = 3
-
-    def __init__(self) -> None:
-        self._known: dict[Path, tuple[tuple[int, ...], SampleHeads]] = {}
-
-    def heads(self, path: Path) -> SampleHeads:
-        """Return the heads of the journal ``path``. Blocking; raises OSError."""
-        stored = stored_file(path)
-        if stored is None:
-            raise FileNotFoundError(path)
-        status = stored.stat()
-        version = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
-        known = self._known.pop(path, None)
-        if known is None or known[0] != version:
-            known = (version, read_heads(path))
-        self._known[path] = known
-        while len(self._known) > self._KEPT:
-            del self._known[next(iter(self._known))]
-        return known[1]
 
 
 _lines: msgspec.json.Decoder[_Line] = msgspec.json.Decoder(_Line)
