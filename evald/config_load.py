@@ -41,6 +41,8 @@ def load_config(path: Path, *, environ: Mapping[str, str] = os.environ) -> Confi
 
 
 def _parse(path: Path) -> dict[str, Any]:
+    if path.is_fifo():  # it might never be opened, and a reload reads it again
+        raise ConfigError([f"cannot read config {path}: it is a pipe; give a file"])
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What Prometheus sees: ``GET /metrics``, in its text format or in OpenMetrics.
+"""What Prometheus sees: ``GET /metrics``, in its text format.
 
 What the ledger knows is counted as records pass (``note``): such counters begin with the ledger's
 own totals and go on across restarts. Everything else is read from the status when somebody asks.
@@ -11,13 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, ProcessCollector, disable_created_metrics
-from prometheus_client.exposition import choose_encoder
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
 from evald.results.records import AnyRecord
 from evald.status.loop_lag import LoopLag
 from evald.status.metrics_records import RecordMetrics
 from evald.status.metrics_view import ViewMetrics
 from evald.status.view import StatusView
+
+#: of the page. Not negotiated: every Prometheus reads it, and a bad Accept header fails nothing.
+CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
 
 class Metrics:
@@ -37,7 +40,6 @@ class Metrics:
         """Count one record of the ledger, replayed or new."""
         self._records.note(record)
 
-    def exposition(self, accept: str) -> tuple[bytes, str]:
-        """Return the page and its content type, as the ``Accept`` header asks."""
-        encode, content_type = choose_encoder(accept)
-        return encode(self._registry), content_type
+    def exposition(self) -> bytes:
+        """Return the page."""
+        return generate_latest(self._registry)

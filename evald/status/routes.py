@@ -21,6 +21,7 @@ from evald.status.asked import natural, seconds
 from evald.status.assets import Assets, is_asset
 from evald.status.command import Command
 from evald.status.events import Events
+from evald.status.metrics import CONTENT_TYPE
 from evald.status.page_routes import PageRoutes
 from evald.status.pages import RecordPages
 from evald.status.sample_pages import FindQuestion, SamplePages
@@ -42,8 +43,8 @@ _DENIED_LOG_INTERVAL_S = 60.0
 
 #: carries out a command and says what was done; raises EvaldError with why not.
 Operate = Callable[[Command], Awaitable[str]]
-#: gives the page of metrics and its content type, as an ``Accept`` header asks.
-Exposition = Callable[[str], tuple[bytes, str]]
+#: gives the page of metrics.
+Exposition = Callable[[], bytes]
 
 
 class Routes:
@@ -107,11 +108,10 @@ class Routes:
     async def _status(self, _request: web.Request) -> web.Response:
         return web.Response(body=encode_json(self._view()), content_type="application/json")
 
-    async def _exposition(self, request: web.Request) -> web.Response:
+    async def _exposition(self, _request: web.Request) -> web.Response:
         if self._metrics is None:
             raise web.HTTPNotFound
-        page, content_type = self._metrics(request.headers.get("Accept", ""))
-        return web.Response(body=page, headers={"Content-Type": content_type})
+        return web.Response(body=self._metrics(), headers={"Content-Type": CONTENT_TYPE})
 
     async def _records(self, request: web.Request) -> web.Response:
         asked = request.query

@@ -244,7 +244,7 @@ def test_whatever_answers_training_goes_on_in_time(serve: Callable[[socket.socke
         assert link.status() is None
         assert link.records(0) == []
         assert link.samples("a/step/1/r0", "math") is None
-        assert time.monotonic() - begun < 3
+        assert time.monotonic() - begun < 9
         link.close()
 
 
@@ -341,7 +341,7 @@ def test_whole_records_of_an_answer_that_was_cut_off_count() -> None:
         begun = time.monotonic()
         assert link.records(0) == [{"seq": 1}, {"seq": 2}]
         assert link.samples("a/step/1/r0", "math") is None  # half of them is no answer
-        assert time.monotonic() - begun < 3
+        assert time.monotonic() - begun < 9
         link.close()
 
 
@@ -376,5 +376,5 @@ def test_a_name_that_is_not_resolved_in_time(monkeypatch: pytest.MonkeyPatch) ->
     link = HttpLink("http://somewhere:1", TOKEN, timeout_s=0.2)
     begun = time.monotonic()
     assert link.status() is None
-    assert time.monotonic() - begun < 3
+    assert time.monotonic() - begun < 9
     released.set()

@@ -94,7 +94,7 @@ async def test_run_folders_that_come_later(node: Node) -> None:
         started = time.monotonic()
         snapshot(node.root / "second" / "step_1")
         assert (await node.next_point()).key == PointKey("second", 1)
-        assert time.monotonic() - started < 5  # by its event, not by the interval
+        assert time.monotonic() - started < 15  # by its event, not by the interval
 
 
 async def test_a_marker_is_seen_soon(node: Node) -> None:
@@ -105,7 +105,7 @@ async def test_a_marker_is_seen_soon(node: Node) -> None:
         started = time.monotonic()
         (directory / ".complete").touch()
         await node.next_point()
-        assert time.monotonic() - started < 2
+        assert time.monotonic() - started < 15
 
 
 async def test_what_lies_there_at_the_start_comes_in_order(node: Node) -> None:

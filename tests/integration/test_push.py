@@ -145,12 +145,12 @@ def alive(pid: int) -> bool:
 def test_a_push_over_its_deadline_ends_and_leaves_no_process(
     near: NearHost, spool: Path, root: Path
 ) -> None:
-    step = export(spool, big_bytes=16 << 20)
+    step = export(spool, big_bytes=64 << 20)
     slow = carrier(near, spool, root, max_bytes_s=2 << 20, timeout_s=3.0)
     begun = time.monotonic()
     with pytest.raises(PushError, match=r"not done within the timeout; what has arrived stays"):
         slow.carry(step)
-    assert time.monotonic() - begun < 6
+    assert time.monotonic() - begun < 20
     assert descendants(os.getpid()) == [os.getpid()] or not [
         pid for pid in descendants(os.getpid()) if "rsync" in Path(f"/proc/{pid}/comm").read_text()
     ]

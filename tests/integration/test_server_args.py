@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -100,9 +99,7 @@ def test_the_installed_sglang_is_asked(sglang: ServerArguments) -> None:
 def test_it_is_asked_once_for_each_version(sglang: ServerArguments, cache_dir: Path) -> None:
     (file,) = cache_dir.iterdir()
     assert file.name.startswith("sglang-args-0.5.23-")
-    started_s = time.monotonic()
     assert ask(cache_dir) == sglang
-    assert time.monotonic() - started_s < 3  # importing it takes longer
     # The cache is what answers: another content is believed.
     file.write_text(file.read_text().replace("tp_size", "tp_sighs"))
     assert "tp_sighs" in ask(cache_dir).by_dest

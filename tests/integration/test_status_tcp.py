@@ -194,7 +194,7 @@ async def test_the_wait_is_bounded_and_ends_with_the_server(
         begun = time.monotonic()
         await s.server.close()
         assert await waiting == ([], 0)
-        assert time.monotonic() - begun < 1.5
+        assert time.monotonic() - begun < 10
     monkeypatch.setattr(routes, "MAX_WAIT_S", 0.2)
     async with stage(tmp_path) as s:
         assert await fetch_records(Remote(s.url, TOKEN), 0, wait_s=1000) == ([], 0)

@@ -239,7 +239,7 @@ async def test_a_full_disk_is_posted_though_nothing_can_be_written(tmp_path: Pat
         world.engines[0].state = "quarantined"
         await until(lambda: len(world.poster.given) == 2, "posted")
         begun = time.monotonic()
-    assert time.monotonic() - begun < 2  # a stop does not wait for the disk
+    assert time.monotonic() - begun < 10  # a stop does not wait for the disk
     assert world.poster.given == ["room results False", "engines e0 False"]
 
 

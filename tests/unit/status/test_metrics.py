@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from typing import Any
 
-import pytest
-from prometheus_client.core import Metric
-from prometheus_client.openmetrics.parser import (
-    text_string_to_metric_families as parse_openmetrics,
-)
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 from evald.point import Outcome, Timings
 from evald.results.records import Alert, Counts, PointRecord, SetRecord
-from evald.status import loop_lag
 from evald.status.metrics import Metrics
 from evald.status.view import DiskView, EngineView, PointView, SetView, StagingView, StatusView
 
-OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
@@ -43,18 +34,13 @@ def point(step: int, outcome: Outcome = Outcome.OK, **fields: Any) -> PointRecor
     return PointRecord(run="r", step=step, record_id=f"r/step/{step}/r0", outcome=outcome, **fields)
 
 
-def series(metrics: Metrics, accept: str = "") -> Series:
-    page, content_type = metrics.exposition(accept)
-    assert content_type.startswith("text/plain; version=")
+def series(metrics: Metrics) -> Series:
+    page = metrics.exposition()
     return {
         (sample.name, frozenset(sample.labels.items())): sample.value
         for family in parse(page.decode())
         for sample in family.samples
     }
-
-
-def openmetrics(page: bytes) -> list[Metric]:
-    return list(parse_openmetrics(page.decode()))  # type: ignore[no-untyped-call] # it has no types
 
 
 def value(found: Series, name: str, **labels: str) -> float | None:
@@ -209,52 +195,10 @@ def test_what_is_not_known_is_absent_not_zero() -> None:
     assert value(engines, "evald_engine_kv_used_ratio", engine="e1") is None
 
 
-def test_openmetrics_is_spoken_too_and_nothing_is_doubled() -> None:
-    page, content_type = Metrics(lambda: FULL).exposition(OPENMETRICS)
-    assert content_type.startswith("application/openmetrics-text")
-    families = {family.name: family for family in openmetrics(page)}
-    assert families["evald_build"].samples[0].labels["version"] == "9.8"
-    assert families["evald_points"].type == "counter"
-    assert not any(name.endswith("_created") for name in families)
-    assert "process_resident_memory_bytes" in families
-
-
-@pytest.mark.parametrize("accept", ["", OPENMETRICS])
-def test_names_and_help_are_as_prometheus_wants_them(accept: str) -> None:
-    page, _ = Metrics(lambda: FULL).exposition(accept)
-    families = list(openmetrics(page) if accept else parse(page.decode()))
+def test_names_and_help_are_as_prometheus_wants_them() -> None:
+    families = list(parse(Metrics(lambda: FULL).exposition().decode()))
     assert len({family.name for family in families}) == len(families)
     for family in families:
         assert family.documentation.endswith("."), family.name
         if family.name.startswith("evald_") and family.type == "counter":
             assert all(sample.name.endswith("_total") for sample in family.samples)
-
-
-def test_a_scrape_is_cheap() -> None:
-    metrics = Metrics(lambda: FULL)
-    metrics.exposition("")
-    begun = time.process_time()
-    for _ in range(20):
-        metrics.exposition("")
-    assert (time.process_time() - begun) / 20 < 0.02  # seconds; about 2 ms where it was measured
-
-
-async def test_the_lag_of_a_blocked_loop_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop_lag, "TICK_S", 0.01)
-    metrics = Metrics(view)
-    ticking = asyncio.create_task(metrics.loop_lag.run())
-    await asyncio.sleep(0.02)
-    time.sleep(0.15)  # noqa: ASYNC251 - what is measured
-    deadline = time.monotonic() + 5
-    while time.monotonic() < deadline:
-        await asyncio.sleep(0.01)
-        found = series(metrics)
-        late = (value(found, "evald_event_loop_lag_seconds_count") or 0) - (
-            value(found, "evald_event_loop_lag_seconds_bucket", le="0.1") or 0
-        )
-        if late:
-            break
-    assert metrics.loop_lag.pulse.overdue(60) == ""
-    assert metrics.loop_lag.pulse.overdue(0).startswith("loop lag: 'gets on' since")
-    ticking.cancel()
-    assert late == 1
