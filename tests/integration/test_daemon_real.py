@@ -53,7 +53,7 @@ def blamed(r: Rig, step: int, name: str) -> str:
 
 @pytest.mark.timeout(600)
 def test_good_bad_and_deadly_snapshots_and_kill_9(tmp_path: Path) -> None:
-    with rig(tmp_path, model=write_base_model(tmp_path / "base", answer=1), questions=250) as r:
+    with rig(tmp_path, model=write_base_model(tmp_path / "base", answer=1), questions=300) as r:
         daemon = r.start()
         drop(r, 1, seed=1)
         first = r.point(1, timeout_s=START_S)
@@ -62,6 +62,7 @@ def test_good_bad_and_deadly_snapshots_and_kill_9(tmp_path: Path) -> None:
         pid = r.status()["engines"][0]["pid"]
         refuses_what_can_be_seen(r)
         drop(r, 30, seed=30)
+        until(lambda: tells_its_load(r), "the engine's load is seen", 60)
         assert str(r.point(30, timeout_s=60).outcome) == "ok"
         assert r.status()["engines"][0]["pid"] == pid
 
@@ -79,10 +80,9 @@ def test_good_bad_and_deadly_snapshots_and_kill_9(tmp_path: Path) -> None:
         text = r.config.read_text()
         r.config.write_text(text.replace("[staging]\n", '[staging]\nvalidation = "off"\n'))
         r.start()
-        until(lambda: tells_its_load(r), "the engine's load is seen", START_S)
         point = r.point(31, timeout_s=START_S)
         assert str(point.outcome) == "ok", point.detail
-        assert point.counts.n_scored == point.counts.n_total == 500
+        assert point.counts.n_scored == point.counts.n_total == 600
         assert point.counts.n_resumed > 0
         accepted = [x.step for x in r.records() if isinstance(x, Accepted)]
         assert accepted.count(31) == 1
