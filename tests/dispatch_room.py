@@ -107,7 +107,7 @@ class Room:
         }
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not condition():
                 await asyncio.sleep(0.005)
 

@@ -45,7 +45,7 @@ class Rig:
         )
         return target_of(directory, step)
 
-    async def ask(self, pin: Pin, samples: int = 1, timeout_s: float = 10.0) -> list[Generation]:
+    async def ask(self, pin: Pin, samples: int = 1, timeout_s: float = 30.0) -> list[Generation]:
         return await self.posture.generate(pin, request(samples, timeout_s))
 
     def engine(self, index: int = 0) -> Engine:
@@ -54,7 +54,7 @@ class Rig:
     def fake(self, index: int = 0) -> FakeEngine:
         return self.launchers[index].engines[-1]
 
-    async def until(self, condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    async def until(self, condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
         async with asyncio.timeout(timeout_s):
             while not condition():
                 await asyncio.sleep(0.01)
@@ -79,7 +79,7 @@ def directory_of(target: PinTarget) -> Path:
     return target.directory
 
 
-def request(samples: int = 1, timeout_s: float = 10.0) -> GenerateRequest:
+def request(samples: int = 1, timeout_s: float = 30.0) -> GenerateRequest:
     sampling = [
         {"temperature": 0.0, "max_new_tokens": 32, "sampling_seed": i} for i in range(samples)
     ]

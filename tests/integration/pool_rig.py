@@ -91,12 +91,12 @@ async def running(engines: Engines) -> AsyncIterator[asyncio.Task[None]]:
 
 
 async def ask(
-    engines: Engines, pin: Pin, samples: int = 1, timeout_s: float = 10.0
+    engines: Engines, pin: Pin, samples: int = 1, timeout_s: float = 30.0
 ) -> list[Generation]:
     return await engines.generate(pin, request(samples, timeout_s))
 
 
-async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+async def until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
     async with asyncio.timeout(timeout_s):
         while not condition():
             await asyncio.sleep(0.01)

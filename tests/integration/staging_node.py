@@ -57,7 +57,7 @@ class Node:
         )
         task = asyncio.create_task(intake.run())
         try:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 await intake.armed.wait()
             yield intake
         finally:

@@ -80,7 +80,7 @@ async def test_a_crash_costs_one_point_and_the_process(rig: Rig, do: str, says: 
 
 
 async def test_the_object_is_there_before_the_first_point(rig: Rig) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while rig.posture.engines()[0].state != "idle" or not rig.notes("built"):
             await asyncio.sleep(0.01)
     await rig.evaluate(1)
@@ -89,7 +89,7 @@ async def test_the_object_is_there_before_the_first_point(rig: Rig) -> None:
 
 async def test_a_start_that_fails_is_tried_again_for_the_point(tmp_path: Path) -> None:
     async with Rig(tmp_path, config={"start": ["crash"]}) as rig:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not rig.posture.engines()[0].detail:
                 await asyncio.sleep(0.01)
         assert "ValueError: no such tokenizer" in rig.posture.engines()[0].detail
@@ -162,7 +162,7 @@ async def test_cancelled_in_the_middle_nothing_counts(tmp_path: Path) -> None:
     async with Rig(tmp_path, stop_grace_s=1.0) as rig:
         await rig.evaluate(1)
         task = asyncio.create_task(rig.evaluate(2, "child block"))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not rig.notes("child"):
                 await asyncio.sleep(0.01)
         task.cancel()
@@ -177,7 +177,7 @@ async def test_cancelled_in_the_middle_nothing_counts(tmp_path: Path) -> None:
 async def test_the_daemons_stop_is_no_crash_of_the_point(rig: Rig) -> None:
     await rig.evaluate(1)
     task = asyncio.create_task(rig.evaluate(2, "hang"))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while rig.posture.engines()[0].state != "evaluating":
             await asyncio.sleep(0.01)
     await rig.stop()
@@ -248,7 +248,7 @@ async def test_nothing_outlives_a_killed_daemon(tmp_path: Path, with_guard: bool
         daemon.kill()
         await daemon.wait()
     if not with_guard:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while rig.alive():
                 await asyncio.sleep(0.02)
     # the next daemon finds what even the guard could not end

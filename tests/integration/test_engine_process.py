@@ -187,7 +187,7 @@ async def test_ends_during_start_up(tiny_model: Path, tmp_path: Path, end: str) 
     engine = await EngineProcess.start(launch.argv, launch.env, tmp_path / "1.log", name="e0")
     try:
         pids = await asyncio.to_thread(children_of, engine.pid)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             if end == "stop":
                 await engine.stop(5)
             else:

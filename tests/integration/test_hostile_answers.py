@@ -15,7 +15,7 @@ BENCH = Path(__file__).parents[2] / "bench" / "hostile_answers.py"
 
 
 #: s for one answer: short where some use it up, long where none does, however slow the machine.
-TIMEOUT_S = {"boxed_math": "0.4", "choice": "20"}
+TIMEOUT_S = {"boxed_math": "1.0", "choice": "20"}
 
 
 @pytest.fixture(scope="module", params=list(TIMEOUT_S))

@@ -84,7 +84,7 @@ class Viewer:
 
     def end(self) -> int:
         """Wait for the exit code; the terminal must be as it was."""
-        code = self.process.wait(10)
+        code = self.process.wait(30)
         until(
             lambda: self.said.endswith("\x1b[?7h\x1b[?25h\x1b[?1049l"), "the screen is given back"
         )
@@ -94,10 +94,10 @@ class Viewer:
     def close(self) -> None:
         if self.process.poll() is None:
             self.process.kill()
-            self.process.wait(10)
+            self.process.wait(30)
         os.close(self.slave)
         os.close(self._master)
-        self._reader.join(10)
+        self._reader.join(30)
 
 
 @contextmanager
@@ -127,7 +127,7 @@ def plain(*arguments: str, **env: str) -> Iterator[subprocess.Popen[str]]:
                 if process.poll() is None:
                     process.kill()
     finally:
-        process.wait(10)
+        process.wait(30)
 
 
 def block(output: IO[str] | None) -> str:
@@ -214,7 +214,7 @@ def test_elsewhere_it_is_text_at_each_change_also_over_tcp(node: Rig, tmp_path: 
         gone = block_with(watch.stdout, "evald: cannot ask the daemon at http://127.0.0.1:")
         assert gone.count("\n") == 0
         watch.send_signal(signal.SIGINT)
-        assert watch.wait(10) == 130
+        assert watch.wait(30) == 130
 
 
 def test_what_cannot_be_watched_is_said_as_without_watch(node: Rig, tmp_path: Path) -> None:
@@ -228,7 +228,7 @@ def test_what_cannot_be_watched_is_said_as_without_watch(node: Rig, tmp_path: Pa
         assert block(watch.stdout)
         assert watch.stdout is not None
         watch.stdout.close()  # such as ``| head``: noticed although nothing changes
-        assert watch.wait(10) == 141
+        assert watch.wait(30) == 141
     node.stop()
     nobody = node.evald("status", str(node.config), "--watch")
     assert (nobody.returncode, nobody.stdout) == (3, "")

@@ -85,7 +85,7 @@ def alert(name: str = "fell", **fields: Any) -> Alert:
 
 
 async def until(condition: Callable[[], Any], what: str) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while not condition():
         assert time.monotonic() < deadline, what
         await asyncio.sleep(0.01)

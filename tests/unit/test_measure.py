@@ -90,7 +90,7 @@ async def test_a_stop_that_does_not_come_costs_no_record(
 @pytest.mark.parametrize("states", [("quarantined", "starting"), ()])
 async def test_an_unhealthy_fleet_ends_the_point(tmp_path: Path, states: tuple[str, ...]) -> None:
     directory = write_snapshot(tmp_path / "step_1")
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(20):
         record = await start(measure_of(NoEngineLeft(*states)), directory, digest="d")
     assert record.reason == "unhealthy"
 
@@ -105,7 +105,7 @@ async def test_close_ends_a_digest_that_takes_long(tmp_path: Path) -> None:
     assert not point.done()
     point.cancel()
     measure.close()
-    async with asyncio.timeout(5):  # the thread is at its end, too
+    async with asyncio.timeout(20):  # the thread is at its end, too
         await asyncio.get_running_loop().shutdown_default_executor()
     assert point.done()
 

@@ -228,7 +228,7 @@ async def test_a_signal_in_the_middle_of_a_reload_means_one_more(node: Node) -> 
     task = asyncio.create_task(node.reload.run())
     node.write("broken")
     node.reload.ask()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not node.reload.fault:
             await asyncio.sleep(0.01)
         node.write(node.set("a"))

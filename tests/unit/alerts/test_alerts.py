@@ -116,7 +116,7 @@ class World:
 
 
 async def until(condition: Callable[[], Any], what: str) -> None:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while not condition():
         assert time.monotonic() < deadline, what
         await asyncio.sleep(0.005)

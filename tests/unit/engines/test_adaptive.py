@@ -198,7 +198,7 @@ async def test_people_see_the_load_while_the_engine_works_and_nothing_of_an_idle
         assert engine.adaptive.meter.tokens_per_s is not None
         engine.filling = False
         engine.empty()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while engine.load() is not None:
                 await asyncio.sleep(LOOK_S)
         engine.filling = True

@@ -133,7 +133,7 @@ def test_death_of_the_guard_leaves_no_shared_memory(run: Run, tree: Tree, tmp_pa
 
     async def body() -> None:
         engine = await started(tree, "memory", str(ours))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not engine._memory:
                 await asyncio.sleep(0.01)
         os.kill(engine._guard.pid, signal.SIGKILL)

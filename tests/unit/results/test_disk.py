@@ -21,7 +21,7 @@ def store(directory: Path) -> SampleStore:
 
 async def look_at(disk: Disk) -> None:
     task = asyncio.create_task(disk.run())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while disk.view() is None:
             await asyncio.sleep(0.001)
     task.cancel()
@@ -54,7 +54,7 @@ async def test_a_disk_that_hangs_is_a_loop_that_stands_still(
     disk = Disk(tmp_path, store(tmp_path))
     assert disk.pulse.overdue(0) == ""
     task = asyncio.create_task(disk.run())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not disk.pulse.overdue(60):
             await asyncio.sleep(0.001)
     assert disk.pulse.overdue(60).startswith("disk: 'looking")

@@ -126,7 +126,7 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not condition():
             await asyncio.sleep(0.005)
 

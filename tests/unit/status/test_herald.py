@@ -45,7 +45,7 @@ def herald_of(pulse: Pulse, watchdog_s: float | None = 0.04) -> Herald:
 
 async def run_until(one: Herald, condition: Callable[[], bool]) -> None:
     task = asyncio.create_task(one.run())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not condition():
             await asyncio.sleep(0.01)
     task.cancel()

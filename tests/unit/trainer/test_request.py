@@ -40,7 +40,7 @@ def requester(link: LedgerLink, root: Path, **settings: Any) -> Requester:
 
 
 async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not condition():
             await asyncio.sleep(0.005)
 
