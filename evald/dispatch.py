@@ -149,11 +149,10 @@ class Dispatcher:
             return []
         else:
             log.info("point_resumes", point=str(key))
-        latest = self._config.overflow == "latest" and key.kind is Kind.STEP
-        superseded = self._supersede_queued(point) if latest else []
         now = asyncio.get_running_loop().time()
         self._queue[key] = _Entry(point, "queued", now, now, Pulse(str(key)))
-        return superseded
+        latest = self._config.overflow == "latest" and key.kind is Kind.STEP
+        return self._supersede_queued(key.run) if latest else []
 
     async def _refusal(self, snapshot: Snapshot) -> tuple[SkipReason, str] | None:
         if snapshot.final or snapshot.kind is Kind.BASELINE:
@@ -169,17 +168,26 @@ class Dispatcher:
             )
         return None
 
-    def _supersede_queued(self, newer: EvalPoint) -> list[tuple[EvalPoint, PointRecord]]:
-        """Policy ``latest``: what still queues gives way to the newest snapshot of its run."""
+    def _supersede_queued(self, run: str) -> list[tuple[EvalPoint, PointRecord]]:
+        """Policy ``latest``: what queues gives way to the newest snapshot of its run.
+
+        The newest by its marker: snapshots are read side by side and come in any order.
+        """
         if len(self._running) < self._config.max_in_flight and not self.paused:
             return []
+        queued = {
+            key: entry.point.snapshot
+            for key, entry in self._queue.items()
+            if key.run == run and key.kind is not Kind.BASELINE
+        }
+        newest = max(queued, key=lambda key: (queued[key].marker_time, key))
         ended = []
-        detail = f"{newer.key} came while this point queued, and dispatch.overflow is 'latest'"
-        for key, entry in list(self._queue.items()):
-            if key.run != newer.key.run or entry.point.snapshot.final or key.kind is Kind.BASELINE:
+        detail = f"{newest} came while this point queued, and dispatch.overflow is 'latest'"
+        for key, snapshot in queued.items():
+            if key == newest or snapshot.final:
                 continue
-            del self._queue[key]
-            ended.append((entry.point, skipped_record(entry.point, SkipReason.SUPERSEDED, detail)))
+            point = self._queue.pop(key).point
+            ended.append((point, skipped_record(point, SkipReason.SUPERSEDED, detail)))
         return ended
 
     async def _trainer_skip(self, offer: TrainerSkip) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 from evald.config import EvalSet
@@ -29,8 +30,11 @@ def ready_sets(
     """
     loaded: list[LoadedSet] = []
     problems: list[str] = []
-    with tempfile.TemporaryDirectory(prefix="evald-data-") as made:
-        scratch = None if keep_data else Path(made)
+    with ExitStack() as stack:
+        scratch = None
+        if not keep_data:  # (a daemon that is killed must leave no directory behind)
+            made = tempfile.TemporaryDirectory(prefix="evald-data-")
+            scratch = Path(stack.enter_context(made))
         for one in sets:
             try:
                 loaded.append(ready_set(one, data_dir, modes, environ, scratch=scratch))

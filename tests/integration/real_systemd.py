@@ -214,7 +214,11 @@ def _inside(work: Path) -> str:
         f"cp {work}/test.target /run/systemd/system/",
         f"exec env -i container=test PATH=$PATH {SYSTEMD} --unit=test.target --show-status=0",
     ]
-    (work / "drop-in.conf").write_text(DROP_IN)
+    # the service has a /tmp of its own; this checkout may lie in the other one
+    places = dict.fromkeys([REPOSITORY, Path(sys.prefix), Path(sys.base_prefix)])
+    hidden = [path for path in places if path.is_relative_to("/tmp")]
+    binds = "".join(f"BindReadOnlyPaths={path}\n" for path in hidden)
+    (work / "drop-in.conf").write_text(DROP_IN + binds)
     (work / "test.target").write_text(TARGET)
     return "\n".join(lines) + "\n"
 

@@ -139,7 +139,7 @@ def test_the_best_one_stays_also_when_the_daemon_is_killed_over_it(
             r.point(step)
         until(lambda: not list(r.root.glob("step_*")), "all of them are deleted")
         assert (place / "best").readlink() == Path("step_2.r0")
-        assert {path.name for path in place.iterdir()} == {"best", "step_2.r0"}
+        assert {path.name for path in place.iterdir()} == {"best", "best_by.txt", "step_2.r0"}
         assert not [record for record in r.records() if isinstance(record, Alert)]
 
 

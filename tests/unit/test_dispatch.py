@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import msgspec
 import pytest
 from dispatch_room import room
 
@@ -70,6 +71,19 @@ async def test_overflow_latest_supersedes_what_queues(tmp_path: Path) -> None:
         r.release(1, 2, 3)
         await r.until(lambda: len(r.ends()) == 3)
         assert r.ends() == {1: ("ok", ""), 2: ("skipped", "superseded"), 3: ("ok", "")}
+
+
+async def test_overflow_latest_goes_by_the_markers_not_by_who_came_first(tmp_path: Path) -> None:
+    """Snapshots are read side by side: a small one overtakes the one before it."""
+    async with room(tmp_path, overflow="latest", max_in_flight=1) as r:
+        await r.dispatcher.offer(r.point(1))
+        await r.until(lambda: r.measure.started == [1])
+        for step in (3, 2):
+            point = r.point(step)
+            dated = msgspec.structs.replace(point.snapshot, marker_time=float(step))
+            await r.dispatcher.offer(msgspec.structs.replace(point, snapshot=dated))
+        await r.until(lambda: bool(r.ends()))
+        assert r.ends() == {2: ("skipped", "superseded")}
 
 
 async def test_overflow_latest_supersedes_while_an_operator_pauses(tmp_path: Path) -> None:
