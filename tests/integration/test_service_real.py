@@ -150,7 +150,10 @@ def test_the_watchdog_ends_a_daemon_in_which_a_loop_stands_still(node: Machine) 
 def test_a_stop_drains(node: Machine) -> None:
     old = node.service_processes()
     publish(node, 2)
-    until(lambda: "1 running" in node.show("StatusText"), "it runs")
+    until(
+        lambda: (2, "accepted") in [(one.get("step"), one["type"]) for one in node.records()],
+        "it is to be measured",
+    )
     node.systemctl("stop", "evald")
     assert (node.show("ActiveState"), node.show("Result")) == ("inactive", "success")
     assert points(node) == [(1, "ok"), (2, "ok")]
