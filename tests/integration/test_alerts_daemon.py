@@ -160,8 +160,8 @@ def test_a_watched_daemon(tmp_path: Path, hook: list[dict[str, Any]]) -> None:
         write_snapshot(r.root / "step_4", seed=4, answer=7)
         until(lambda: "low eval/a over" in alerts(r), "it is over")
         assert [one for one in alerts(r) if one.startswith("fell")] == told[:2]
-        until(lambda: len(hook) >= 5, "both are posted")
-        assert [one["cleared"] for one in hook if one["name"] == "low"] == [False, True]
+        # (beside them evald's own, of the directory that lies there still: said in each life)
+        until(lambda: [x["cleared"] for x in hook if x["name"] == "low"] == [False, True], "posted")
         assert r.stop() == 0
 
         for path in [r.results, *tmp_path.glob("evald.*.log")]:
