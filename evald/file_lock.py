@@ -27,3 +27,14 @@ def hold(descriptor: int) -> str | None:
         if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
             raise
     return None
+
+
+def hold_or_close(descriptor: int) -> str | None:
+    """Do the same, and close the file unless it is locked now. Raises OSError."""
+    holder: str | None = ""
+    try:
+        holder = hold(descriptor)
+    finally:
+        if holder is not None:
+            os.close(descriptor)
+    return holder

@@ -13,7 +13,7 @@ import structlog
 
 from evald.config import Results
 from evald.errors import LedgerError
-from evald.file_lock import hold
+from evald.file_lock import hold_or_close
 from evald.results.follow import REPAIR, decode_lines, is_json, split_lines
 from evald.results.index import PointIndex, point_key
 from evald.results.ledger_file import LedgerFile
@@ -217,13 +217,7 @@ def _take_lock(path: Path, modes: Modes) -> int:
     The kernel drops the lock with the process, however that ends. Raises LedgerError, OSError.
     """
     descriptor = modes.open(path, os.O_RDWR)
-    try:
-        holder = hold(descriptor)
-    except OSError:
-        os.close(descriptor)
-        raise
-    if holder is not None:
-        os.close(descriptor)
+    if (holder := hold_or_close(descriptor)) is not None:
         raise LedgerError(
             f"cannot lock {path}: another evald (pid {holder}) writes to this results directory; "
             "stop it or choose another results.dir"

@@ -7,7 +7,7 @@ from typing import BinaryIO, Literal, get_args
 
 import msgspec
 
-from evald.results.samples import SampleRecord, Status
+from evald.results.samples import SampleLine, SampleRecord, Status, line_decoder
 
 Filter = Literal["all", "wrong", "truncated", "no_answer", "failed", "flipped"]
 #: their names, as a URL has them.
@@ -24,17 +24,6 @@ class Head(msgspec.Struct, frozen=True, gc=False):
     score: float | None
     truncated: bool
     no_answer: bool
-
-
-class _Line(msgspec.Struct):
-    question: str
-    sample: int
-    digest: str
-    config: str
-    status: Status
-    score: float | None = None
-    truncated: bool = False
-    no_answer: bool = False
 
 
 class SampleHeads:
@@ -88,12 +77,12 @@ def read_heads(file: BinaryIO) -> SampleHeads:
 
     Lines that cannot be read (a torn one) are passed by.
     """
-    newest: dict[tuple[str, int], tuple[_Line, int]] = {}
-    last: _Line | None = None
+    newest: dict[tuple[str, int], tuple[SampleLine, int]] = {}
+    last: SampleLine | None = None
     offset = 0
     for line in file:
         try:
-            last = _lines.decode(line)
+            last = line_decoder.decode(line)
         except (msgspec.DecodeError, RecursionError):
             pass
         else:
@@ -124,5 +113,4 @@ def read_samples(file: BinaryIO, heads: list[Head]) -> list[SampleRecord]:
     return [found[head.offset] for head in heads]
 
 
-_lines: msgspec.json.Decoder[_Line] = msgspec.json.Decoder(_Line)
 _records: msgspec.json.Decoder[SampleRecord] = msgspec.json.Decoder(SampleRecord)

@@ -131,7 +131,7 @@ class SampleJournal:
         with file:
             for number, line in enumerate(file, start=1):
                 try:
-                    one = _line_decoder.decode(line)
+                    one = line_decoder.decode(line)
                 except (msgspec.DecodeError, RecursionError) as fault:
                     log.warning(
                         "sample_unreadable", path=str(self.path), line=number, error=str(fault)
@@ -218,7 +218,7 @@ def _after_newline(file: BinaryIO, before: int) -> int:
     return 0
 
 
-class _Line(msgspec.Struct):
+class SampleLine(msgspec.Struct):
     """The part of a ``SampleRecord`` that says whether it counts, and for what."""
 
     question: str
@@ -234,7 +234,7 @@ class _Line(msgspec.Struct):
     weight_version: str = ""
 
 
-_line_decoder: msgspec.json.Decoder[_Line] = msgspec.json.Decoder(_Line)
+line_decoder: msgspec.json.Decoder[SampleLine] = msgspec.json.Decoder(SampleLine)
 
 
 def _encode(record: SampleRecord) -> bytes:

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from evald.errors import EvaldError
-from evald.file_lock import hold
+from evald.file_lock import hold_or_close
 from evald.results.sinks import cursor as cursors
 from evald.results.sinks.contract import SinkFault
 from evald.results.sinks.cursor import Cursor
@@ -28,13 +28,7 @@ class Place:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
         lock = os.open(f"{self._path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            holder = hold(lock)
-        except OSError:
-            os.close(lock)
-            raise
-        if holder is not None:
-            os.close(lock)
+        if (holder := hold_or_close(lock)) is not None:
             raise EvaldError(
                 f"cannot deliver into {self._path.parent}: process {holder} does already; stop it, "
                 "or name another --dir"
