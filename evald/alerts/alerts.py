@@ -71,7 +71,8 @@ class Alerts:
         self._unwritten: deque[Alert] = deque()
         self._more = asyncio.Event()
         self._follower = Follower(ledger.path)
-        self._seen_seq = 0
+        #: newest record that was read; before the rules have learnt, the newest that is no news.
+        self._seen_seq = ledger.last_seq
         #: alerts of evald's own up to this one are of an earlier life, or were posted.
         self._passed_seq = ledger.last_seq
 
@@ -81,6 +82,7 @@ class Alerts:
         What was told under a rule's name is not told again.
         """
         self._next = list(rules)
+        self._seen_seq = self._ledger.last_seq
         self._changed.set()
 
     async def run(self) -> None:
@@ -112,10 +114,14 @@ class Alerts:
     # --- the ledger ----------------------------------------------------------------------------
 
     async def _learn(self) -> None:
-        """Show the rules all that is recorded; what they think of the newest points counts."""
+        """Show the rules all that is recorded; what they think of the newest points counts.
+
+        So does what is recorded while they learn.
+        """
         # (while they learn, what they think of the status would be wrong)
         rules, self._rules = self._next, []
-        self._follower, self._seen_seq = Follower(self._ledger.path), 0
+        known_seq, self._seen_seq = self._seen_seq, 0
+        self._follower = Follower(self._ledger.path)
         if not rules:
             return
         first = self._memory is None
@@ -130,7 +136,10 @@ class Alerts:
                 newest = {key: found for key, found in newest.items() if key[1] != record.run}
             for number, rule in enumerate(rules):
                 if verdicts := rule.note(record):
-                    newest[number, record.run] = verdicts
+                    earlier = newest.get((number, record.run), [])
+                    newest[number, record.run] = (
+                        [*earlier, *verdicts] if record.seq > known_seq else verdicts
+                    )
         self._memory, self._rules = memory, rules  # (not before they are whole)
         for (number, _), verdicts in newest.items():
             self._take(rules[number], verdicts)

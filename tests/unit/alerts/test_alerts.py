@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -79,8 +79,10 @@ class World:
         )  # fmt: skip
 
     @asynccontextmanager
-    async def life(self, *rules: Rule, full: bool = False) -> AsyncIterator[Alerts]:
-        """One life of the daemon."""
+    async def life(
+        self, *rules: Rule, full: bool = False, before: Sequence[float] = ()
+    ) -> AsyncIterator[Alerts]:
+        """One life of the daemon; points of these values are recorded while it begins."""
         path = self.work / "results.jsonl"
         self.ledger = FullDisk(path) if full else Ledger.open(Results(dir=str(self.work)))
         alerts = Alerts(
@@ -90,6 +92,8 @@ class World:
             view=self.view,
             poster=self.poster,  # type: ignore[arg-type] # it quacks
         )
+        for step, value in enumerate(before):
+            await self.point(step, value)
         task = asyncio.create_task(alerts.run())
         try:
             yield alerts
@@ -138,11 +142,15 @@ def quarantined() -> Quarantined:
     return Quarantined(AlertRule(name="engines", kind="quarantined"))
 
 
-async def test_a_condition_is_told_once_and_once_that_it_is_over(tmp_path: Path) -> None:
+@pytest.mark.parametrize("while_it_learns", [0, 5])
+async def test_a_condition_is_told_once_and_once_that_it_is_over(
+    tmp_path: Path, while_it_learns: int
+) -> None:
     world = World(tmp_path)
+    values = (0.9, 0.5, 0.5, 0.89, 0.5)
     with structlog.testing.capture_logs() as logs:
-        async with world.life(drop()):
-            for step, value in enumerate((0.9, 0.5, 0.5, 0.89, 0.5)):
+        async with world.life(drop(), before=values[:while_it_learns]):
+            for step, value in enumerate(values[while_it_learns:]):
                 await world.point(step, value)
             first = "a/alert/fell/eval/x/1"
             await settled(world, [first, f"{first}/cleared", "a/alert/fell/eval/x/2"])
