@@ -2,7 +2,9 @@
 
 A curve has a baseline and 100 points of one eval set whose model does not change; or falls by some
 points of score at one step. ``false``: alarms for each 1,000 points of the unchanged curves;
-``found``: share of falls with an alarm at that step or within 4 more. The last line is JSON.
+``found``: share of falls with an alarm at that step or within 4 more.
+
+Goal: at most 1 false alarm for each 1,000 points. The last line is JSON.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -10,14 +9,14 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+from daemon_log import events, seconds
+from engine_server import server_of
 
 from evald.engines.guard import LEAKING, SHARED_MEMORY, all_pids, descendants, read_stat
 from evald.engines.guard import shared_memory as mapped_memory
@@ -121,16 +120,12 @@ class Stage:
 
     def events(self, name: str) -> Iterator[dict[str, Any]]:
         """Events of the daemon's log since the last ``mark``."""
-        for line in self.rig.log()[self._read :].splitlines():
-            if line.startswith("{") and f'"{name}"' in line and line.endswith("}"):
-                event = json.loads(line)
-                if event["event"] == name:
-                    yield event
+        return (one for one in events(self.rig.log()[self._read :]) if one["event"] == name)
 
     def changes(self) -> list[Change]:
         """Read the changes of the engine's state since the last ``mark``."""
         return [
-            Change(_seconds(event), event["old"], event["new"])
+            Change(seconds(event), event["old"], event["new"])
             for event in self.events("engine_state")
         ]
 
@@ -228,17 +223,9 @@ class Stage:
 
     def post(self, path: str, body: object) -> None:
         """Send the engine a request behind evald's back; its answer is of no interest."""
-        argv = Path(f"/proc/{self.launcher()}/cmdline").read_bytes().decode().split("\0")
-        config = json.loads(Path(argv[argv.index("--config") + 1]).read_text())
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{argv[argv.index('--port') + 1]}{path}",
-            json.dumps(body).encode(),
-            {"Authorization": f"Bearer {config['api-key']}", "Content-Type": "application/json"},
-        )
         try:
-            with urllib.request.urlopen(request, timeout=5) as answer:  # noqa: S310 (loopback)
-                answer.read()
-        except OSError as error:
+            server_of(self.launcher()).ask(path, body, timeout_s=5)
+        except (OSError, ValueError) as error:
             print(f"  ({path}: {error})", flush=True)
 
     @contextmanager
@@ -331,13 +318,8 @@ def _title(pid: int, title: bytes) -> bool:
 
 def _newest(log: str, name: str, field: str) -> Any:
     """Read a field of the last event of this name; None when there is none."""
-    for line in reversed(log.splitlines()):
-        if line.startswith("{") and line.endswith("}") and f'"{name}"' in line:
-            event = json.loads(line)
-            if event["event"] == name:
-                return event[field]
-    return None
-
-
-def _seconds(event: dict[str, Any]) -> float:
-    return datetime.fromisoformat(event["timestamp"]).timestamp()
+    found = None
+    for event in events(log):
+        if event["event"] == name:
+            found = event[field]
+    return found

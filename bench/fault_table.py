@@ -3,7 +3,7 @@
 Drives whole daemons with real SGLang servers on the CPU through each row: provokes the fault (most
 of them in the middle of a point), waits until the point has ended and a snapshot is served again,
 and compares with what evald promises. Seconds are from the fault to "serving" again, the start of a
-new server included. The last line is JSON; the exit code is 1 when a row is not as promised.
+new server included. Goal: every row as promised, else the exit code is 1. The last line is JSON.
 
 ``--quick`` plays the rows that a fake engine can play on fake engines, in less than a minute.
 """

@@ -2,8 +2,9 @@
 
 The real evaluator on the daemon's kind of loop, with engines that answer what they are told; once
 for each grader. The lag is what a ticker of 5 ms was late; ``step`` is the most CPU time that the
-loop's thread took between two of its ticks, which other processes on the machine do not change. The
-last line is JSON.
+loop's thread took between two of its ticks, which other processes on the machine do not change.
+
+Goal: every good answer right, and no step above 50 ms. The last line is JSON.
 """
 
 from __future__ import annotations

@@ -3,7 +3,10 @@
 A real daemon with a fake engine. Idle, its CPU time is read from /proc in four phases: nobody
 watches, /metrics is scraped each second, an event stream is open (what the page does), both. Under
 load, points are measured by turns with nobody and with both, and ``throughput`` is the ratio of the
-medians of samples for each second (1: nothing is lost). The last line is JSON.
+medians of samples for each second (1: nothing is lost).
+
+Goal: watching costs below 1 % of a core, and a loaded daemon at most 5 % of its throughput. The
+last line is JSON.
 """
 
 from __future__ import annotations
@@ -37,9 +40,9 @@ _POINT_S = 300.0
 def main() -> int:
     """Run the bench."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="10 s for each phase, 2 pairs")
+    parser.add_argument("--quick", action="store_true", help="5 s for each phase, 2 pairs")
     args = parser.parse_args()
-    phase_s, pairs = (10.0, 2) if args.quick else (40.0, 6)
+    phase_s, pairs = (5.0, 2) if args.quick else (40.0, 6)
     work = Path(tempfile.mkdtemp(prefix="evald-bench-"))
     try:
         python = write_fake_python(work / "python")

@@ -90,6 +90,14 @@ class Dispatch(Table, frozen=True, kw_only=True):
 
     #: points prepared or running at the same time.
     max_in_flight: Positive = 2
+    #: an engine that has nothing left of a point goes to the next one at once; false: a point
+    #: begins when the one before it has ended. Of no use with max_in_flight = 1, nor where evald
+    #: does not load or a router stands before the engines: there one point has all of them.
+    rolling: bool = True
+    #: the last answers of a point go on together on few engines, so that the next point gets the
+    #: others; false: each stays where it began. Of no use without rolling. Never with deterministic
+    #: inference, nor where an answer cannot be continued (stop strings, penalties, grammars).
+    consolidate: bool = True
     #: what happens to a snapshot beyond max_in_flight.
     overflow: Literal["backpressure", "skip", "latest"] = "backpressure"
     #: from the moment the point holds the engines; what it has had of them before the daemon was
@@ -228,6 +236,11 @@ class Fleet(EngineLimits, frozen=True, kw_only=True):
     deterministic: bool = False
     #: "update" loads snapshots into running engines; "restart" starts the engines on them.
     pin_mode: Literal["update", "restart"] = "update"
+    #: a loader of evald's own in the engines, for updates. "auto": on GPUs, if a test at the first
+    #: start finds it right, faster than SGLang's and its memory flat; "on": on a CPU, too, and
+    #: however fast; "off": never. After a failure that SGLang's own loader would not have had, and
+    #: when it loses memory, that one takes over.
+    fast_pin: Literal["auto", "on", "off"] = "auto"
     #: interpreter that has SGLang; None: the daemon's own.
     python: str | None = None
     #: from launch to the first generated token.

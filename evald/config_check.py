@@ -120,6 +120,21 @@ def _check_fleet(fleet: Fleet) -> list[str]:
             "fleet.deterministic: true, but [fleet.sglang] or a group sets "
             "enable_deterministic_inference = false; keep one"
         )
+    if fleet.fast_pin == "on" and fleet.pin_mode == "restart":
+        problems.append(
+            "fleet.fast_pin: 'on' is for updates, and fleet.pin_mode is 'restart'; remove one"
+        )
+    formats = [
+        value
+        for table in tables
+        for name, value in table.items()
+        if name.replace("-", "_") == "load_format" and value not in {"auto", "safetensors"}
+    ]
+    if fleet.fast_pin == "on" and formats:
+        problems.append(
+            "fleet.fast_pin: 'on' takes the place of SGLang's own loader, and [fleet.sglang] or a "
+            f"group sets load_format = {formats[0]!r}; remove one"
+        )
     names = [group.name for group in fleet.group]
     for i, group in enumerate(fleet.group):
         problems += check_sglang_table(group.sglang, f"[[fleet.group]] {group.name}")
@@ -151,7 +166,7 @@ def _bad_url(key: str, url: str | None) -> list[str]:
 
 
 def _check_blackbox(blackbox: BlackBox, config: Config) -> list[str]:
-    from evald.postures.blackbox_config import check_black_box  # noqa: PLC0415 (keeps config light)
+    from evald.postures.blackbox.config import check_black_box  # noqa: PLC0415 (keeps config light)
 
     problems = check_black_box(blackbox)
     if config.eval:

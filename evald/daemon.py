@@ -119,7 +119,9 @@ class Daemon:
             self._metrics = Metrics(self.view)
             ledger = Ledger.open(config.results, on_record=self._metrics.note)
             stack.callback(ledger.close)
-            posture = build_posture(config, self._checked, ledger.index, ledger.pause)
+            posture = build_posture(
+                config, self._checked, ledger.index, ledger.pause, on_alert=self._alert
+            )
             stack.push_async_callback(posture.close)
             retention = self._retention(stack)
             measure = Measure(
@@ -128,7 +130,6 @@ class Daemon:
                 marker=config.staging.marker,
                 time_used=TimeUsed(config.results, index=ledger.index, pause=ledger.pause),
             )
-            stack.callback(measure.close)
             self._build(ledger, posture, retention, measure)
             stack.callback(self._samples.close)
             self._server = StatusServer(

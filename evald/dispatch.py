@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import math
 from collections.abc import Awaitable, Callable
 
@@ -57,9 +58,9 @@ class _Entry(msgspec.Struct):
 class Dispatcher:
     """Queues points in order of arrival and runs at most ``max_in_flight`` of them.
 
-    ``progress`` shows the running point's sets. ``shortage`` says why the staging root has no room
-    for one more snapshot; None: it has. ``baseline`` makes a run's baseline point,
-    which goes before the run's first step.
+    ``progress`` shows the sets of a point that runs. ``shortage`` says why the staging root has no
+    room for one more snapshot; None: it has. ``baseline`` makes a run's baseline point, which goes
+    before the run's first step.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class Dispatcher:
         *,
         ledger: Ledger,
         measure: Measure,
-        progress: Callable[[], list[SetView]],
+        progress: Callable[[PointKey], list[SetView]],
         retention: Retention,
         shortage: Callable[[], Awaitable[str | None]],
         run_ends: RunEnds,
@@ -305,6 +306,7 @@ class Dispatcher:
                 point,
                 queued_s=clock() - entry.accepted,
                 turn=turn,
+                on_spare=functools.partial(self._turns.share, key),
                 on_state=on_state,
                 on_set=self._record_set,
             ),
@@ -364,9 +366,9 @@ class Dispatcher:
         """Queued and running points, in order."""
         now = asyncio.get_running_loop().time()
         running = [_view(entry, now) for entry in self._running.values()]
-        for view in running:
+        for key, view in zip(self._running, running, strict=True):
             if view.state == "evaluating":
-                view.sets = self._progress()
+                view.sets = self._progress(key)
         return [_view(entry, now) for entry in self._queue.values()], running
 
 

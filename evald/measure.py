@@ -57,12 +57,6 @@ class Measure:
         self._time_used = time_used
         self._posture = posture
         self._marker = marker
-        #: set when nobody waits for digests any more: a thread cannot be cancelled.
-        self._stop = threading.Event()
-
-    def close(self) -> None:
-        """Let a digest that is being made end early; call it before the event loop closes."""
-        self._stop.set()
 
     async def run(
         self,
@@ -70,18 +64,25 @@ class Measure:
         *,
         queued_s: float,
         turn: asyncio.Event,
+        on_spare: Callable[[], None],
         on_state: Callable[[str], None],
         on_set: Callable[[SetRecord], Awaitable[None]],
     ) -> PointRecord:
         """Measure ``point``; every EvalSkip becomes a ``skipped`` record.
 
-        ``queued_s``: how long the point has queued. ``turn`` is set when every earlier point is
-        through with the engines. ``on_set`` is awaited with the record of each eval set as soon as
+        ``queued_s``: how long the point has queued. ``turn`` is set when earlier points have no
+        use for some engine any more: deadlines count from then. ``on_spare`` is called when that
+        holds for this one. ``on_set`` is awaited with the record of each eval set as soon as
         the set is done. Cancellation passes through: the point then has no record and resumes
         later.
         """
         life = _Life(
-            point, queued_s=queued_s, marker=self._marker, on_state=on_state, on_set=on_set
+            point,
+            queued_s=queued_s,
+            marker=self._marker,
+            on_spare=on_spare,
+            on_state=on_state,
+            on_set=on_set,
         )
         try:
             life.state("preparing")
@@ -140,9 +141,7 @@ class Measure:
         try:
             async with asyncio.timeout(limit_s):
                 await life.check_unchanged()
-                prepared = await patiently(lambda: self._posture.prepare(life.point))
-                if life.digest is None:
-                    life.digest = await patiently(lambda: self._digest(life.point.snapshot))
+                prepared, life.digest = await self._read(life.point)
         except FileNotFoundError as error:
             raise _gone(life.point.snapshot) from error
         except TimeoutError as error:
@@ -153,10 +152,30 @@ class Measure:
             ) from error
         return prepared
 
+    async def _read(self, point: EvalPoint) -> tuple[Any, str]:
+        """Read what the posture needs, and hash, at the same time; the first failure ends both."""
+        both = [
+            asyncio.create_task(patiently(lambda: self._posture.prepare(point))),
+            asyncio.create_task(patiently(lambda: self._digest(point.snapshot))),
+        ]
+        try:
+            prepared, digest = await asyncio.gather(*both)
+        finally:
+            for one in both:
+                one.cancel()
+            await asyncio.wait(both)
+        return prepared, digest
+
     async def _digest(self, snapshot: Snapshot) -> str:
-        return await asyncio.to_thread(
-            content_digest, snapshot.directory, self._marker, stop=self._stop
-        )
+        if snapshot.digest is not None:
+            return snapshot.digest
+        stop = threading.Event()
+        try:
+            return await asyncio.to_thread(
+                content_digest, snapshot.directory, self._marker, stop=stop
+            )
+        finally:
+            stop.set()  # a thread cannot be cancelled
 
 
 class _Life:
@@ -168,10 +187,13 @@ class _Life:
         *,
         queued_s: float,
         marker: str,
+        on_spare: Callable[[], None],
         on_state: Callable[[str], None],
         on_set: Callable[[SetRecord], Awaitable[None]],
     ) -> None:
         self.point = point
+        #: fulfils ``contract.Stages``.
+        self.spare = on_spare
         self.digest = point.snapshot.digest
         #: those that are done.
         self.sets: list[SetResult] = []

@@ -262,4 +262,9 @@ def _notes(config: Config, base: BaseModel | None) -> list[str]:
         )
     if config.fleet is not None and config.engine_count == 0:
         notes.append("WARNING: no engines: every point will end skipped (unhealthy)")
+    if config.dispatch.rolling and config.dispatch.max_in_flight == 1 and config.engine_count > 1:
+        notes.append(
+            "points do not overlap, because max_in_flight is 1: engines wait for the last answers "
+            "of each; with 2 to 4 they go on to the next point"
+        )
     return notes

@@ -31,19 +31,29 @@ class Turns:
 
     def __init__(self) -> None:
         self._line: dict[PointKey, asyncio.Event] = {}
+        #: those that let the one behind go on beside them.
+        self._shares: set[PointKey] = set()
 
     def join(self, key: PointKey) -> asyncio.Event:
-        """Take the last place; the event is set once everybody in front has left."""
+        """Take the last place; the event is set once everybody in front has left, or shares."""
         self._line[key] = asyncio.Event()
-        self._call_first()
+        self._call()
         return self._line[key]
+
+    def share(self, key: PointKey) -> None:
+        """Let the next one go on beside this one, whose turn it is."""
+        if key in self._line:
+            self._shares.add(key)
+            self._call()
 
     def leave(self, key: PointKey) -> None:
         """Give up the place, wherever in the line it is."""
         del self._line[key]
-        self._call_first()
+        self._shares.discard(key)
+        self._call()
 
-    def _call_first(self) -> None:
-        for first in self._line.values():
-            first.set()
-            return
+    def _call(self) -> None:
+        for key, turn in self._line.items():
+            turn.set()
+            if key not in self._shares:
+                return

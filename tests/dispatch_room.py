@@ -26,6 +26,8 @@ class HeldMeasure:
     def __init__(self) -> None:
         self.started: list[int] = []
         self.gates: dict[int, asyncio.Event] = {}
+        #: to be called when a step lets the next one go on beside it.
+        self.spare: dict[int, Callable[[], None]] = {}
 
     def gate(self, step: int) -> asyncio.Event:
         return self.gates.setdefault(step, asyncio.Event())
@@ -36,6 +38,7 @@ class HeldMeasure:
         *,
         queued_s: float,
         turn: asyncio.Event,
+        on_spare: Callable[[], None],
         on_state: Callable[[str], None],
         on_set: Callable[[SetRecord], Awaitable[None]],  # noqa: ARG002 (the contract's)
     ) -> PointRecord:
@@ -44,6 +47,7 @@ class HeldMeasure:
         assert queued_s >= 0
         await turn.wait()
         on_state("evaluating")
+        self.spare[point.key.step] = on_spare
         await self.gate(point.key.step).wait()
         record = skipped_record(point, "", "")
         record.outcome, record.metrics = Outcome.OK, {"eval/x": 1.0}
@@ -68,7 +72,7 @@ class Room:
             Dispatch(**dispatch),
             ledger=self.ledger,
             measure=self.measure,  # type: ignore[arg-type]
-            progress=lambda: [SetView(name="x", done=1, total=2)],
+            progress=lambda key: [SetView(name=f"x{key.step}", done=1, total=2)],
             retention=retention,
             shortage=self._shortage,
             run_ends=RunEnds(

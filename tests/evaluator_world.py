@@ -24,7 +24,7 @@ from evald.point import EvalPoint, PinTarget, PointKey, Snapshot
 from evald.postures.contract import GenerateRequest, Generation, Pin, PointResult, SetResult
 from evald.pulse import Pulse
 from evald.results.pause import Pause
-from evald.status.view import EngineView
+from evald.status.view import EngineView, SetView
 
 DIGEST = "0123456789abcdef"
 
@@ -41,6 +41,9 @@ class FakePosture:
         self.in_flight = 0
         self.peak = 0
         self.size = capacity
+        self.wake: Callable[[], None] = lambda: None
+        #: what it was told of samples without an answer.
+        self.samples_left: list[int] = []
         self.finish_reason = "stop"
         #: characters of a token in its answers.
         self.token_chars = 1
@@ -75,8 +78,21 @@ class FakePosture:
             )
         ]
 
-    def capacity(self) -> int:
+    def capacity(self, pin: Pin) -> int:
+        assert pin.target.step == self.step
         return self.size
+
+    def when_room(self, pin: Pin, call: Callable[[], None]) -> None:
+        assert pin.target.step == self.step
+        self.wake = call
+
+    def left(self, pin: Pin, samples: int) -> None:
+        assert pin.target.step == self.step
+        self.samples_left.append(samples)
+
+    def when_spare(self, pin: Pin, call: Callable[[], None]) -> None:
+        del call  # no point comes behind
+        assert pin.target.step == self.step
 
     async def run(self) -> None:
         await asyncio.Event().wait()
@@ -151,6 +167,10 @@ class World:
         self.deterministic = False
         #: seconds that a set has had in earlier lives.
         self.used_s = 0.0
+
+    def view(self) -> list[SetView]:
+        """Progress of the point's sets."""
+        return [] if self.evaluator is None else self.evaluator.view(PointKey("r", 7))
 
     async def on_set(self, result: SetResult) -> None:
         self.done.append(result)

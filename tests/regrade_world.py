@@ -96,6 +96,7 @@ class RegradeWorld:
             EvalPoint(key, snapshot),
             queued_s=0.0,
             turn=turn,
+            on_spare=lambda: None,
             on_state=lambda _: None,
             on_set=self.ledger.append,
         )

@@ -12,6 +12,7 @@ BUILTIN = frozenset(
     {
         "best_not_kept",
         "best_not_known",
+        "pin_memory_leak",
         "snapshot_closed",
         "snapshot_doubtful",
         "snapshot_misnamed",

@@ -37,6 +37,13 @@ class Watched(msgspec.Struct, frozen=True, kw_only=True):
     samples_each: int | None = None
 
 
+class _Done(msgspec.Struct, frozen=True, kw_only=True):
+    """One eval set of a point: shares are of so many samples, and what had ended before."""
+
+    n_samples: int
+    n_ended: int
+
+
 class _Curve:
     """The readings of one metric of one run; a new point is compared without a look at all."""
 
@@ -100,29 +107,31 @@ class Comparing(Rule):
         usual = 0.0 if config.kind == "drop" else DEFAULT_RISE
         self._at_least = usual if config.at_least is None else config.at_least
         self._curves: dict[tuple[str, str], _Curve] = {}
-        #: samples of the sets of points that have not ended: shares are of so many.
-        self._n_samples: dict[tuple[str, Kind, int, int], dict[str, int]] = {}
+        #: sets of points that have not ended, by name.
+        self._done: dict[tuple[str, Kind, int, int], dict[str, _Done]] = {}
+        self._n_ended = 0
 
     def note(self, record: AnyRecord) -> list[Verdict]:
         """Judge a point that was measured."""
         if isinstance(record, SetRecord):
             key = (record.run, record.kind, record.step, record.revision)
-            self._n_samples.setdefault(key, {})[record.set] = record.counts.n_total
+            done = _Done(n_samples=record.counts.n_total, n_ended=self._n_ended)
+            self._done.setdefault(key, {})[record.set] = done
         if not isinstance(record, PointRecord):
             return []
+        self._n_ended += 1
         key = (record.run, record.kind, record.step, record.revision)
-        n_samples = self._n_samples.pop(key, {})
+        done_sets = self._done.pop(key, {})
         if record.outcome is Outcome.SKIPPED:
             return []
-        found = [self._look(record, one, n_samples) for one in self._watched]
+        found = [self._look(record, one, done_sets) for one in self._watched]
         return [verdict for verdict in found if verdict is not None]
 
-    def _look(
-        self, record: PointRecord, one: Watched, n_samples: Mapping[str, int]
-    ) -> Verdict | None:
-        new = _read(record, one, n_samples)
+    def _look(self, record: PointRecord, one: Watched, done: Mapping[str, _Done]) -> Verdict | None:
+        new = _read(record, one, done)
         if new is None:
             return None
+        new = msgspec.structs.replace(new, ended=self._n_ended)
         curve = self._curves.setdefault((record.run, one.metric), _Curve(one.sign))
         if not set(one.sets).isdisjoint(record.curve_breaks):
             curve.clear()
@@ -130,23 +139,34 @@ class Comparing(Rule):
         if record.kind is Kind.BASELINE:
             curve.baseline = new
             return None
-        # an earlier step that was measured late, or graded again, tells nothing new
+        # of what lasts, an earlier step that ends late tells nothing new; what was graded again,
+        # of nothing
         in_turn = curve.newest_step is None or new.step >= curve.newest_step
-        if in_turn and "regraded_from" not in record.provenance:
-            verdict = self._judge(record, one, curve, new)
+        measured = "regraded_from" not in record.provenance
+        if measured and (in_turn or self._against == "previous"):
+            known = min((done[name].n_ended for name in one.sets if name in done), default=None)
+            verdict = self._judge(record, one, curve, new, known)
+        if measured and in_turn:
             curve.newest_step = new.step
         curve.put(new)
         return verdict
 
     def _judge(
-        self, record: PointRecord, one: Watched, curve: _Curve, new: Reading
+        self,
+        record: PointRecord,
+        one: Watched,
+        curve: _Curve,
+        new: Reading,
+        known: int | None,
     ) -> Verdict | None:
+        """Judge one metric; ``known``: points that had ended when its differences were computed."""
         old, candidates = self._reference(curve, new.step)
         if old is None:
             return None
         name = "baseline" if self._against == "baseline" else "prev"
         compared = None
-        if name == "baseline" or old is curve.last_before(new.step):
+        in_time = known is None or old.ended <= known
+        if in_time and (name == "baseline" or old is curve.last_before(new.step)):
             key = f"{one.metric}/delta_{name}"
             compared = paired(record.metrics, key, sign=one.sign)
         worse_by, k = compared or independent(_at_best(record, one, new), old, sign=one.sign)
@@ -201,7 +221,7 @@ class Comparing(Rule):
         return sentence
 
 
-def _read(record: PointRecord, one: Watched, n_samples: Mapping[str, int]) -> Reading | None:
+def _read(record: PointRecord, one: Watched, done: Mapping[str, _Done]) -> Reading | None:
     """Read a metric with its interval; None: the point has no such number."""
     metrics = record.metrics
     value = metrics.get(one.metric)
@@ -209,7 +229,7 @@ def _read(record: PointRecord, one: Watched, n_samples: Mapping[str, int]) -> Re
         return None
     low = high = None
     if one.samples_each is not None:
-        n = sum(n_samples.get(name, 0) for name in one.sets) // one.samples_each
+        n = sum(done[name].n_samples for name in one.sets if name in done) // one.samples_each
         if n:
             low, high = wilson(value * n, n)
     elif f"{one.metric}/ci95_low" in metrics and f"{one.metric}/ci95_high" in metrics:

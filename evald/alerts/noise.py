@@ -27,6 +27,8 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     high: float | None = None
     #: every sample counts: it may be the best one.
     complete: bool = True
+    #: number of its point, in the order in which points have ended.
+    ended: int = 0
 
 
 def widths(p_one_sided: float) -> float:

@@ -95,7 +95,14 @@ async def _evaluate(config: Config, directory: Path, step: int) -> PointRecord:
     measure = Measure(config.dispatch, posture=posture, marker=marker)
     try:
         point_task = asyncio.create_task(
-            measure.run(point, queued_s=0.0, turn=turn, on_state=_ignore, on_set=_ignore_set),
+            measure.run(
+                point,
+                queued_s=0.0,
+                turn=turn,
+                on_spare=lambda: None,
+                on_state=_ignore,
+                on_set=_ignore_set,
+            ),
             name=f"point {key}",
         )
         await asyncio.wait({engines, point_task}, return_when=asyncio.FIRST_COMPLETED)
@@ -104,7 +111,6 @@ async def _evaluate(config: Config, directory: Path, step: int) -> PointRecord:
             engines.result()  # raises what ended the engines
         return await point_task
     finally:
-        measure.close()
         engines.cancel()
         await asyncio.gather(engines, return_exceptions=True)
         await posture.close()

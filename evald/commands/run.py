@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import gc
 from pathlib import Path
 
 
@@ -22,11 +23,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Check the config, then serve; exit code 0 after an orderly stop."""
-    from evald.config_load import load_config
+    # nothing that is imported or read now is garbage; ``serve`` lets it be looked for again
+    gc.disable()
+    try:
+        from evald.config_load import load_config
 
-    read = functools.partial(load_config, args.config)
-    config = read()
+        read = functools.partial(load_config, args.config)
+        config = read()
 
-    from evald.serve import serve
+        from evald.serve import serve
 
-    return serve(config, exit_on_run_end=args.exit_on_run_end, log_level=args.log_level, read=read)
+        return serve(
+            config, exit_on_run_end=args.exit_on_run_end, log_level=args.log_level, read=read
+        )
+    finally:
+        gc.enable()

@@ -10,8 +10,9 @@ from typing import Any
 import structlog
 
 from evald.engines.api import EngineError, EngineRejected
-from evald.engines.limit_search import MOST, LimitSearch, Load, Reading
+from evald.engines.limit_search import LimitSearch, Load, Reading
 from evald.engines.meter import Meter
+from evald.engines.server_size import MOST, ServerSize
 from evald.engines.slots import Slots
 
 __all__ = ["MOST", "AdaptiveLimit", "read_load"]
@@ -28,7 +29,8 @@ Loads = Callable[[], Awaitable[Mapping[str, Any]]]
 class AdaptiveLimit:
     """Sets ``slots.limit`` of one engine; what it has found outlives the engine's restarts.
 
-    ``most``: the configured bound, None for ``MOST``. ``clock``: seconds that only grow.
+    It begins where the server's own size says (``learn``). ``most``: the configured bound, None for
+    ``MOST``. ``clock``: seconds that only grow.
     """
 
     def __init__(
@@ -44,11 +46,27 @@ class AdaptiveLimit:
         self._engine = engine
         self._look_s = look_s
         self._clock = clock
+        self._most = most
+        #: what the server said when it was started last.
+        self._size = ServerSize()
         self._search = LimitSearch(most=most)
         self._answers = self._tokens = 0
         #: the same figures, for people.
         self.meter = Meter()
         slots.limit = self._search.limit
+
+    def learn(self, size: ServerSize) -> None:
+        """Take in what a server can run; one of the size that is known keeps what was found."""
+        if size == self._size:
+            return
+        self._size = size
+        self._search.begin(size.start(self._most), size.most(self._most))
+        self._slots.limit = self._search.limit
+
+    @property
+    def size(self) -> ServerSize:
+        """What the server can run, by its own account."""
+        return self._size
 
     def note_tokens(self, tokens: int) -> None:
         """Count one answer that has arrived, with its generated tokens."""

@@ -9,12 +9,16 @@ import msgspec
 
 #: finish reasons of a complete answer.
 COMPLETE = frozenset({"stop", "length"})
+#: of one that was aborted.
+ABORTED = "abort"
 
 
 class FinishReason(msgspec.Struct, frozen=True):
     """Why an answer ended: "stop", "length", or "abort" (which comes with HTTP 200)."""
 
     type: str
+    #: the token (an integer) or text that ended it.
+    matched: Any = None
 
 
 class VersionSpan(msgspec.Struct, frozen=True):

@@ -22,6 +22,7 @@ CONTROL_TIMEOUT_S = 10.0
 KEEPALIVE_S = 3.0
 #: connections beside those that generate: probes, aborts, status.
 CONTROL_CONNECTIONS = 8
+_JSON = {"Content-Type": "application/json"}
 #: how much of an error body goes into a message, characters.
 ERROR_CHARS = 300
 #: largest answer that is read; 128 samples of 32,768 tokens take a sixth of it.
@@ -69,7 +70,8 @@ class EngineAPI:
                 limit=limit + CONTROL_CONNECTIONS, keepalive_timeout=KEEPALIVE_S
             ),
             headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
-            json_serialize=lambda body: msgspec.json.encode(body).decode(),
+            # none comes, and looking for some is a part of each request's cost
+            cookie_jar=aiohttp.DummyCookieJar(),
             # a proxy of the environment never stands between us and a local server
             trust_env=False,
         )
@@ -96,8 +98,8 @@ class EngineAPI:
 
     async def update_weights(
         self, path: str, version: str, load_format: str, timeout_s: float
-    ) -> None:
-        """Load the weights of directory ``path`` under the label ``version``.
+    ) -> str:
+        """Load the weights of directory ``path`` under the label ``version``; the server's message.
 
         The server waits for its running requests first. After a failure its weights are unknown;
         after EngineUnreachable by deadline it may still load and publish them later.
@@ -114,6 +116,7 @@ class EngineAPI:
             raise EngineError(
                 f"update_weights_from_disk: {str(answer.get('message') or answer)[:ERROR_CHARS]}"
             )
+        return str(answer.get("message", ""))
 
     async def weights_checksum(self, timeout_s: float) -> str:
         """Hash over all tensors of all ranks: equal weights give equal sums across engines."""
@@ -162,6 +165,14 @@ class EngineAPI:
         except ValueError as error:
             raise EngineError(f"generate: {error}") from error
 
+    async def detokenize(self, ids: list[list[int]], *, skip_special_tokens: bool) -> list[str]:
+        """Give the text of each list of token ids, with the server's tokenizer."""
+        body = {"tokens": ids, "skip_special_tokens": skip_special_tokens}
+        texts = (await self._object("POST", "/detokenize", CONTROL_TIMEOUT_S, body)).get("text")
+        if not isinstance(texts, list) or len(texts) != len(ids):
+            raise EngineError(f"detokenize: {len(ids)} texts expected, got {str(texts)[:80]!r}")
+        return [str(text) for text in texts]
+
     @property
     def running_rids(self) -> list[str]:
         """Ids of all samples whose answers this client waits for."""
@@ -190,9 +201,10 @@ class EngineAPI:
         except EngineError as error:
             log.info("abort_failed", server=self.base_url, rids=len(rids), detail=str(error))
 
-    async def flush_cache(self) -> None:
-        """Empty the prefix cache; EngineRejected while requests run."""
-        await self._call("POST", "/flush_cache", CONTROL_TIMEOUT_S)
+    async def flush_cache(self, wait_s: float = 0.0) -> None:
+        """Empty the prefix cache; EngineRejected when requests still run after ``wait_s``."""
+        path = f"/flush_cache?timeout={wait_s:g}"
+        await self._call("POST", path, CONTROL_TIMEOUT_S + wait_s)
 
     async def _object(
         self, method: str, path: str, timeout_s: float = CONTROL_TIMEOUT_S, body: Any = None
@@ -209,12 +221,19 @@ class EngineAPI:
     async def _send(self, method: str, path: str, timeout_s: float, body: Any) -> bytes:
         """Send one request; the body of the answer, which must be complete in ``timeout_s``."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S)
+        content = None if body is None else msgspec.json.encode(body)
+        headers = None if body is None else _JSON
         try:
             # over all of it: an answer may come byte by byte, and connections may be used up
             async with (
                 asyncio.timeout(timeout_s),
                 self._session.request(
-                    method, path, json=body, timeout=timeout, allow_redirects=False
+                    method,
+                    path,
+                    data=content,
+                    headers=headers,
+                    timeout=timeout,
+                    allow_redirects=False,
                 ) as response,
             ):
                 status, payload = response.status, await _read(response, path)

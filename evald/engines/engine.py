@@ -17,6 +17,7 @@ from evald.engines.api import EngineAPI, EngineUnreachable
 from evald.engines.pin import Loading, PinFailed, Proof
 from evald.engines.pin_mode import PinMode
 from evald.engines.slots import Slots
+from evald.engines.start_gate import StartGate
 from evald.engines.state import ALIVE, State, StateMachine
 from evald.errors import EvaldError, SnapshotGone
 from evald.point import PinTarget
@@ -56,6 +57,8 @@ class Upkeep(msgspec.Struct, frozen=True, kw_only=True):
     mode: PinMode = msgspec.field(default_factory=lambda: PinMode(restart=False, model=None))
     #: not even a probe reaches the server while no point wants it.
     on_demand: bool = False
+    #: how many load their program at a time; one object for a whole fleet.
+    starts: StartGate = msgspec.field(default_factory=StartGate)
 
 
 class Events(Protocol):
@@ -66,6 +69,12 @@ class Events(Protocol):
 
     def capacity_freed(self) -> None:
         """Tell that a request left."""
+
+    def capacity_grown(self) -> None:
+        """Tell that the engine takes more requests at a time."""
+
+    def emptied(self) -> None:
+        """Tell that the engine has no request any more."""
 
     def pinned(self, engine: Engine, order: Order, proof: Proof) -> None:
         """Tell that ``order`` is loaded and proven."""
@@ -100,7 +109,9 @@ class Engine:
         self.clock = clock
         self.pulse = Pulse(name, clock=clock)
         self.machine = StateMachine(name, on_change=self._moved, clock=clock)
-        self.slots = Slots(1, events.capacity_freed)
+        self.slots = Slots(
+            1, events.capacity_freed, on_grown=events.capacity_grown, on_idle=events.emptied
+        )
         self.limit = AdaptiveLimit(self.slots, engine=name, most=limits.max_requests)
         #: what it shall serve, what it serves, and what it drains, starts or loads for.
         self.order: Order | None = None
@@ -110,6 +121,10 @@ class Engine:
         self.api: EngineAPI | None = None
         self.pid: int | None = None
         self.sglang_version: str | None = None
+        #: an answer under way may go on elsewhere.
+        self.may_move = True
+        #: what its latest pin took, from the first byte to the proof, seconds.
+        self.pin_s = 0.0
         self.was_ready = False
         self.restarts = 0
         #: good answers of all its lives, and their tokens.
@@ -144,7 +159,12 @@ class Engine:
 
     def serves(self, order: Order) -> bool:
         """Whether ``order`` is loaded, proven and open for requests."""
-        return self.state is State.SERVING and self.pinned is order
+        return (
+            self.state is State.SERVING
+            and self.pinned is order
+            # what comes in once another is wanted, that one would wait for
+            and (self.order is None or self.order is order)
+        )
 
     def tries(self, order: Order) -> bool:
         """Whether the engine is on its way to ``order``, a start on it included."""
@@ -234,10 +254,13 @@ class Engine:
 
     # --- what requests leave behind --------------------------------------------------------------
 
-    def credit(self, version: str, tokens: int, *, prompt_tokens: int) -> str:
-        """Note a good answer of ``version``: that beats any probe. Returns who it came from."""
+    def credit(self, version: str, tokens: int, *, prompt_tokens: int, whole: bool = True) -> str:
+        """Note a good answer of ``version``: that beats any probe. Returns who it came from.
+
+        ``whole``: false for a piece of an answer that ends elsewhere.
+        """
         del version
-        self.answers += 1
+        self.answers += whole
         self.prompt_tokens += prompt_tokens
         self.generated_tokens += tokens
         self.last_answer = self.clock()

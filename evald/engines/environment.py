@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -42,6 +43,9 @@ _CACHES = {
     "FLASHINFER_WORKSPACE_BASE": "",
     "CUDA_CACHE_PATH": "nv",
 }
+#: the plugin that evald puts into SGLang: its folder, and its name there.
+PLUGIN_DIR = Path(__file__).parents[1] / "engine_plugin"
+PLUGIN = "evald_fast_load"
 _CPU_ENV = {
     "SGLANG_USE_CPU_ENGINE": "1",
     "HF_HUB_OFFLINE": "1",
@@ -82,4 +86,10 @@ def engine_env(fleet: Fleet, environ: Mapping[str, str]) -> dict[str, str]:
     env |= inherited_env(environ, fleet.pass_env)
     if is_cpu:
         env["SGLANG_USE_CPU_ENGINE"] = "1"
+    if fleet.fast_pin == "on" or not is_cpu:
+        # what it says of the GPU's memory is wanted whoever loads
+        path = env.get("PYTHONPATH")
+        env["PYTHONPATH"] = f"{PLUGIN_DIR}{os.pathsep}{path}" if path else str(PLUGIN_DIR)
+        if env.get("SGLANG_PLUGINS"):  # a list of those that are allowed
+            env["SGLANG_PLUGINS"] += f",{PLUGIN}"
     return env

@@ -15,10 +15,7 @@ from __future__ import annotations
 
 import msgspec
 
-#: samples in flight before anything was measured.
-START_LIMIT = 32
-#: the bound where none is configured: connections cost both sides, and no server runs more at once.
-MOST = 512
+from evald.engines.server_size import MOST, START_LIMIT
 
 #: a step is worth it when the rate gains this share of what the limit gains (or loses no more);
 #: with noise more, up to the second.
@@ -151,6 +148,15 @@ class LimitSearch:
         #: rounds to wait before the next step up and down.
         self._hold_up = self._hold_down = 0
         self._next_hold = FIRST_HOLD
+        self._queue_looks = self._kv_looks = self._slack_looks = 0
+
+    def begin(self, start: int, most: int) -> None:
+        """Start over at what a server was started for, which is no guess: steps up come later."""
+        self._most = most
+        self._move(start)
+        self._base, self._base_rates = self.limit, None
+        self._step, self._noise, self._next_hold = 0, 0.0, FIRST_HOLD
+        self._hold_up, self._hold_down = FIRST_HOLD, 0
         self._queue_looks = self._kv_looks = self._slack_looks = 0
 
     def look(self, reading: Reading) -> int:

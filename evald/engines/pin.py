@@ -8,26 +8,35 @@ and it must carry the version.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 import math
 import secrets
+import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
-from evald.engines.api import EngineAPI, EngineError
+from evald.engines.api import EngineAPI, EngineError, EngineRejected
+from evald.engines.fast_pin import FastPin, Loaded, read_report
 from evald.engines.slots import Slots
 from evald.errors import EvaldError
 from evald.point import PinTarget
 
-#: token ids that every vocabulary has; short, and the same for ever.
-CANARY_IDS = list(range(1, 17))
-CANARY_TOKENS = 4
+T = TypeVar("T")
+
+#: token ids that every vocabulary has, and how far they are continued: one token comes out of the
+#: prompt's pass through the weights, the next one out of a decode step, which may be a CUDA graph.
+CANARY_IDS = [1, 2, 3, 4]
+CANARY_TOKENS = 2
 CANARY_TIMEOUT_S = 60.0
 #: running requests end this soon after they were aborted, or the engine hangs.
 ABORT_TIMEOUT_S = 30.0
+#: after the last answer a server is idle within a step or two.
+IDLE_TIMEOUT_S = 2.0
 #: a look at the snapshot's directory.
 STAT_TIMEOUT_S = 10.0
 #: digests whose checksum is remembered.
@@ -61,6 +70,9 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
     weight_version: str
     #: None where evald only reads the version.
     checksum: str | None
+    #: when each part of the proof was there, from its begin (they run at the same time), and what
+    #: the update took before it; for the log.
+    seconds: dict[str, float] = {}
 
 
 class Checksums:
@@ -117,7 +129,8 @@ class Loading:
     """How snapshots get into engines, and how it is proven that they did.
 
     ``timeout_s`` holds for a load and again for a checksum. ``path_map``: path here -> path there,
-    for servers that see the snapshots elsewhere.
+    for servers that see the snapshots elsewhere. ``fast``: whether evald's own loader is used;
+    None: it is not.
     """
 
     def __init__(
@@ -127,10 +140,12 @@ class Loading:
         timeout_s: float,
         checksums: Checksums,
         path_map: Mapping[str, str] | None = None,
+        fast: FastPin | None = None,
     ) -> None:
         self.load_format = load_format
         self.timeout_s = timeout_s
         self.checksums = checksums
+        self.fast = fast or FastPin("off")
         #: the longest prefix wins.
         self._path_map = sorted(
             ((Path(here), Path(there)) for here, there in (path_map or {}).items()),
@@ -145,48 +160,94 @@ class Loading:
                 return str(there / directory.relative_to(here))
         return str(directory)
 
-    async def load(self, api: EngineAPI, target: PinTarget, version: str) -> None:
+    async def load(self, api: EngineAPI, target: PinTarget, version: str) -> Loaded:
         """Load ``target`` into a drained engine under the label ``version``.
 
         Raises PinFailed: the weights are unknown then.
         """
         if target.directory is None:
             raise PinFailed(PinStage.LOAD, "the point has no directory to load from")
-        await self.load_directory(api, target.directory, version)
+        load_format = self.fast.format(target.digest, self.load_format)
+        return await self.load_directory(api, target.directory, version, load_format)
 
-    async def load_directory(self, api: EngineAPI, directory: Path, version: str) -> None:
+    async def load_directory(
+        self, api: EngineAPI, directory: Path, version: str, load_format: str
+    ) -> Loaded:
         """Load the weights in ``directory``, which need not be a snapshot; raises PinFailed."""
+        began = time.monotonic()
         try:
+            # A server answers a moment before it has done with a request, and an update that comes
+            # in that moment fails: it loads, and then cannot flush.
+            with contextlib.suppress(EngineRejected):  # somebody else's: the update waits for them
+                await api.flush_cache(IDLE_TIMEOUT_S)
             # the load format is sticky on the server, hence named in every update
-            await api.update_weights(
-                self.path_there(directory), version, self.load_format, self.timeout_s
+            message = await api.update_weights(
+                self.path_there(directory), version, load_format, self.timeout_s
             )
         except EngineError as error:
             raise PinFailed(PinStage.LOAD, str(error)) from error
+        return Loaded(
+            load_format=load_format,
+            report=read_report(message),
+            update_s=time.monotonic() - began,
+        )
 
     async def prove(
-        self, api: EngineAPI, digest: str, version: str, *, engine: str, layout: str
+        self,
+        api: EngineAPI,
+        digest: str,
+        version: str,
+        *,
+        engine: str,
+        layout: str,
+        loaded: Loaded | None = None,
     ) -> Proof:
         """Prove that the engine serves ``digest`` under the label ``version``; raises PinFailed.
 
-        ``layout``: engines of one layout have equal checksums for equal weights.
+        ``layout``: engines of one layout have equal checksums for equal weights. ``loaded``: by
+        which update it came to them, if it did by one.
         """
-        stage = PinStage.READ_BACK
-        try:
-            served = await served_version(api)
-            if served != version:
-                raise PinFailed(
-                    stage, f"the engine says it serves {served!r} instead of {version!r}"
-                )
-            stage = PinStage.CHECKSUM
-            checksum = await api.weights_checksum(self.timeout_s)
-            self.checksums.check(f"{digest}/{layout}", checksum)
-            stage = PinStage.CANARY
-            await canary(api, version)
-        except EngineError as error:
-            raise PinFailed(stage, str(error)) from error
-        self.checksums.learn(f"{digest}/{layout}", checksum, engine)
-        return Proof(weight_version=version, checksum=checksum)
+        began = time.monotonic()
+        seconds = {} if loaded is None else {"update_s": round(loaded.update_s, 4)}
+
+        async def part(stage: PinStage, work: Awaitable[T]) -> T:
+            try:
+                return await work
+            except EngineError as error:
+                raise PinFailed(stage, str(error)) from error
+            finally:
+                seconds[f"{stage.name.lower()}_s"] = round(time.monotonic() - began, 4)
+
+        key = f"{digest}/{layout}"
+        # none of the three needs another: the server is asked for all at once
+        read_back, checksum, generated = await asyncio.gather(
+            part(PinStage.READ_BACK, self._read_back(api, version)),
+            part(PinStage.CHECKSUM, self._checksum(api, key)),
+            part(PinStage.CANARY, canary(api, version)),
+            return_exceptions=True,
+        )
+        # a wrong label says more than wrong bytes do, and those more than a wrong answer
+        if isinstance(read_back, BaseException):
+            raise read_back
+        if isinstance(checksum, BaseException):
+            raise checksum
+        if isinstance(generated, BaseException):
+            raise generated
+        self.checksums.learn(key, checksum, engine)
+        return Proof(weight_version=version, checksum=checksum, seconds=seconds)
+
+    async def _read_back(self, api: EngineAPI, version: str) -> None:
+        served = await served_version(api)
+        if served != version:
+            raise PinFailed(
+                PinStage.READ_BACK,
+                f"the engine says it serves {served!r} instead of {version!r}",
+            )
+
+    async def _checksum(self, api: EngineAPI, key: str) -> str:
+        checksum = await api.weights_checksum(self.timeout_s)
+        self.checksums.check(key, checksum)
+        return checksum
 
 
 def expected_version(target: PinTarget) -> str:
@@ -201,7 +262,10 @@ async def served_version(api: EngineAPI) -> str | None:
 
 
 async def canary(api: EngineAPI, version: str) -> None:
-    """Generate from a fixed prompt; the answer must be finite and of the new weights."""
+    """Generate from a fixed prompt; the answer must be finite and of the new weights.
+
+    Raises EngineError or PinFailed.
+    """
     sampling = {"temperature": 0.0, "max_new_tokens": CANARY_TOKENS, "ignore_eos": True}
     answers = await api.generate(
         [CANARY_IDS], [sampling], [f"canary/{version}/"], timeout_s=CANARY_TIMEOUT_S, logprobs=True
@@ -211,6 +275,8 @@ async def canary(api: EngineAPI, version: str) -> None:
         raise PinFailed(
             PinStage.CANARY, f"it was answered by {sorted(answer.versions)}, not {version!r}"
         )
+    if answer.reason != "length":
+        raise PinFailed(PinStage.CANARY, f"it ended with {answer.reason!r} before its length")
     values = answer.logprobs
     if len(values) != CANARY_TOKENS:
         raise PinFailed(

@@ -11,6 +11,7 @@ from evald.config import Fleet, Group
 from evald.engines.argument import ServerArguments
 from evald.engines.inherit import Inherited, Setting
 from evald.engines.settings import GROUP, Resolved, resolve_settings
+from evald.engines.sizing import sized
 from evald.errors import ConfigError
 
 #: what evald asks for unless the config says otherwise.
@@ -98,6 +99,8 @@ def engine_plan(
             arguments=arguments,
             group_origin=f"{GROUP} {name}",
         )
+        if fleet.device == "cuda":
+            resolved.settings.update(sized(resolved.settings, arguments, gpus_per_engine=each))
         if fleet.deterministic:
             resolved.settings[DETERMINISTIC] = Setting(True, "[fleet] deterministic")
         for index in range(group.engines or 0):

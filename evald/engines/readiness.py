@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from evald.engines.api import EngineAPI, EngineError, EngineRejected, EngineUnreachable
@@ -23,12 +24,17 @@ class ForeignServer(EvaldError):
 
 
 async def wait_ready(
-    api: EngineAPI, launched: Launched, probe_timeout_s: float, *, generate: bool
+    api: EngineAPI,
+    launched: Launched,
+    probe_timeout_s: float,
+    *,
+    generate: bool,
+    on_answer: Callable[[], object] = lambda: None,
 ) -> dict[str, Any]:
     """Wait for the first token of the right server; its server_info.
 
-    Not ``generate``: an answer will do, nothing is asked of its model. The caller sets the
-    deadline. Raises ForeignServer.
+    Not ``generate``: an answer will do, nothing is asked of its model. ``on_answer`` is called at
+    its first answer: its program is loaded. The caller sets the deadline. Raises ForeignServer.
     """
     while True:
         try:
@@ -38,6 +44,7 @@ async def wait_ready(
             raise ForeignServer(f"{_whose(launched)}: {error}") from error
         except EngineError:
             await asyncio.sleep(START_POLL_S)
+    on_answer()
     if launched.nonce is not None and served != launched.nonce:
         raise ForeignServer(f"{_whose(launched)}: it has weight version {served!r}")
     while True:
@@ -58,6 +65,16 @@ def _whose(launched: Launched) -> str:
 def layout_of(server_info: dict[str, Any]) -> str:
     """Describe how a server holds its weights: only within a layout are checksums comparable."""
     return " ".join(f"{name}={server_info.get(name)}" for name in _LAYOUT)
+
+
+def may_move(server_info: dict[str, Any]) -> bool:
+    """Tell whether an answer that is aborted on a server can go on elsewhere as if it were not.
+
+    Deterministic inference is meant not to depend on anything, and with speculative decoding an
+    abort may leave several tokens that the server has not looked for an end in.
+    """
+    deterministic = server_info.get("enable_deterministic_inference") is True
+    return not deterministic and not server_info.get("speculative_algorithm")
 
 
 async def with_death(launched: Launched, error: PinFailed) -> PinFailed:

@@ -9,10 +9,18 @@ from collections.abc import Callable
 class Slots:
     """Counts samples in flight; ``limit`` bounds them, but one larger request may have it alone.
 
-    ``on_room`` is called whenever a request that did not fit could fit now.
+    ``on_room`` is called whenever a request that did not fit could fit now, ``on_grown`` when the
+    limit was raised, and ``on_idle`` when nothing is in flight any more.
     """
 
-    def __init__(self, limit: int, on_room: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        limit: int,
+        on_room: Callable[[], None] = lambda: None,
+        *,
+        on_grown: Callable[[], None] = lambda: None,
+        on_idle: Callable[[], None] = lambda: None,
+    ) -> None:
         self.in_flight = 0
         self._limit = limit
         #: samples of the latest request: another one is likely to be as large.
@@ -22,6 +30,8 @@ class Slots:
         self._idle.set()
         self._busy = asyncio.Event()
         self._on_room = on_room
+        self._on_grown = on_grown
+        self._on_idle = on_idle
 
     @property
     def limit(self) -> int:
@@ -35,6 +45,7 @@ class Slots:
         self._was_full = False
         if grown:
             self._on_room()
+            self._on_grown()
 
     def fits(self, count: int) -> bool:
         """Whether ``count`` more samples may enter now."""
@@ -55,6 +66,8 @@ class Slots:
             self._idle.set()
             self._busy.clear()
         self._on_room()
+        if self.in_flight == 0:
+            self._on_idle()
 
     def take_was_full(self) -> bool:
         """Tell whether there has been no room for another request at any time since last asked."""

@@ -14,7 +14,7 @@ import structlog
 from evald.errors import EvalSkip
 from evald.evals.preparation import PreparedPoint, PreparedSet
 from evald.evals.sets import LoadedSet
-from evald.point import SkipReason
+from evald.point import PointKey, SkipReason
 from evald.results.index import PointIndex, SetSeen
 
 log = structlog.get_logger(__name__)
@@ -41,41 +41,42 @@ class CurveWatch:
         if not self._refuses:
             return
         for one in prepared.sets:
-            found = self._change(prepared.point.key.run, one)
+            seen, found = self._change(prepared.point.key, one)
             if found and not (found == _TOKENS and one.loaded.eval_set.tokenizer == "snapshot"):
-                sentence = self._sentence(prepared.point.key.run, one.loaded, found)
+                sentence = _sentence(prepared.point.key.run, one.loaded, seen, found)
                 raise EvalSkip(f"{sentence}; {CHANGED_REMEDY}", reason=SkipReason.SET_CHANGED)
 
     def breaks(self, prepared: PreparedPoint, one: PreparedSet) -> bool:
         """Whether the curve of a set breaks at this point."""
-        run = prepared.point.key.run
-        found = self._change(run, one)
+        key = prepared.point.key
+        seen, found = self._change(key, one)
         if found:
-            log.warning("curve_break", detail=self._sentence(run, one.loaded, found))
+            log.warning("curve_break", detail=_sentence(key.run, one.loaded, seen, found))
         return bool(found)
 
     def changed(self, run: str, sets: list[LoadedSet]) -> list[str]:
         """One sentence for each set that has changed, as far as its files and config tell."""
         sentences = []
         for loaded in sets:
-            found = _difference(self._seen(run, loaded), _now(loaded))
+            seen = self._index.sets_seen(run).get(loaded.name)
+            found = _difference(seen, _now(loaded))
             if found:
-                sentences.append(self._sentence(run, loaded, found))
+                sentences.append(_sentence(run, loaded, seen, found))
         return sentences
 
-    def _seen(self, run: str, loaded: LoadedSet) -> SetSeen | None:
-        return self._index.sets_seen(run).get(loaded.name)
-
-    def _change(self, run: str, one: PreparedSet) -> str:
+    def _change(self, key: PointKey, one: PreparedSet) -> tuple[SetSeen | None, str]:
+        """Return what the set was before this point, and what of it is not the same."""
+        seen = self._index.set_before(key, one.loaded.name)
         now = msgspec.structs.replace(_now(one.loaded), config=one.config_digest)
-        return _difference(self._seen(run, one.loaded), now)
+        return seen, _difference(seen, now)
 
-    def _sentence(self, run: str, loaded: LoadedSet, found: str) -> str:
-        seen = self._seen(run, loaded) or SetSeen()
-        return (
-            f"eval set {loaded.name!r} is not what run {run!r} was measured with until step "
-            f"{seen.step}: other {found}"
-        )
+
+def _sentence(run: str, loaded: LoadedSet, seen: SetSeen | None, found: str) -> str:
+    step = 0 if seen is None else seen.step
+    return (
+        f"eval set {loaded.name!r} is not what run {run!r} was measured with until step "
+        f"{step}: other {found}"
+    )
 
 
 _TOKENS = "tokenizer or chat template"

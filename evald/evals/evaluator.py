@@ -20,7 +20,7 @@ from evald.evals.preparation import Preparation, PreparedPoint
 from evald.evals.sets import LoadedSet
 from evald.evals.statistics import FindEarlier, Statistics
 from evald.evals.worker_pool import Workers
-from evald.point import EvalPoint
+from evald.point import EvalPoint, PointKey
 from evald.postures.contract import Engines, Pin, PointResult, SetResult
 from evald.results.modes import Modes
 from evald.results.pause import Pause
@@ -31,7 +31,7 @@ __all__ = ["Evaluator", "PreparedPoint"]
 
 
 class Evaluator:
-    """Evaluates points, one after another, while later ones are prepared.
+    """Evaluates points, one after another or side by side, while later ones are prepared.
 
     ``context_len`` (tokens) is what the engines were told; None: what the model's config says.
     ``earlier`` finds the journals that a point's sets are compared with; ``curve`` knows what they
@@ -86,7 +86,7 @@ class Evaluator:
         self._grading = Grading(self._workers, environ=environ)
         self._environ = environ
         self._functions = {one.name: one.function_version for one in sets}
-        self._running: PointRun | None = None
+        self._running: dict[PointKey, PointRun] = {}
 
     async def prepare(self, point: EvalPoint) -> PreparedPoint:
         """Make token ids of all prompts, and read what is needed of the snapshot but its weights.
@@ -143,16 +143,18 @@ class Evaluator:
             breaks=lambda one: self._curve is not None and self._curve.breaks(prepared, one),
             pause=self._pause,
         )
-        self._running = run
+        key = prepared.point.key
+        self._running[key] = run
         try:
             return await run.run(deadline)
         finally:
-            self._running = None
+            del self._running[key]
             await functions.close()
 
-    def view(self) -> list[SetView]:
-        """Progress of the running point's sets; empty when none runs."""
-        return [] if self._running is None else self._running.view()
+    def view(self, key: PointKey) -> list[SetView]:
+        """Progress of a point's sets; empty when it does not run."""
+        run = self._running.get(key)
+        return [] if run is None else run.view()
 
     def successor(self, sets: list[LoadedSet], aggregates: list[Aggregate]) -> Evaluator:
         """Make one that is like this one, but for what it measures; its processes are its own."""

@@ -31,8 +31,12 @@ from evald.results.records import Counts
 from evald.results.samples import FLUSH_INTERVAL_S, SampleJournal, Status
 from evald.status.view import SetView
 
-#: questions whose answers wait for a grader; beyond them no new request is sent.
-_MAX_UNGRADED = 64
+#: questions whose answers wait for a grader, at least, and as many as are in flight: answers of one
+#: length come all at once. Beyond them no new request is sent.
+_UNGRADED = 64
+#: questions that begin in one step of the loop: where there is room for thousands, all at once
+#: would keep everything else waiting.
+_BEGIN_AT_ONCE = 16
 
 
 class PointRun:
@@ -75,8 +79,11 @@ class PointRun:
         self._pause = pause
         digest = pin.target.digest
         self._sets = [SetRun(one, digest, open_journal(one.loaded.name)) for one in prepared.sets]
-        self._slots = Slots(engines.capacity)
-        self._ungraded = asyncio.Semaphore(_MAX_UNGRADED)
+        self._slots = Slots(
+            functools.partial(engines.capacity, pin), functools.partial(engines.left, pin)
+        )
+        engines.when_room(pin, self._slots.look)
+        self._ungraded = asyncio.Semaphore(max(_UNGRADED, engines.capacity(pin)))
         self._results: dict[str, SetResult] = {}
         self._curve_breaks: list[str] = []
         self._timers: list[asyncio.TimerHandle] = []
@@ -118,9 +125,14 @@ class PointRun:
                 group.create_task(self._finish(one), name=f"finish {one.name}")
                 for one in self._sets
             ]
-            for phase in self._order.phases(self._sets):
+            phases = self._order.phases(self._sets)
+            for phase in phases:
                 for one in phase:
                     await self._feed(one, group)
+                if phase is phases[-1]:
+                    # each question has its first step behind it: it is in flight, or waits
+                    await asyncio.sleep(0)
+                    self._slots.all_taken()
                 for one in phase:
                     await one.done.wait()
             for task in finishers:
@@ -131,8 +143,10 @@ class PointRun:
         """Start a task for each question of a set, as many at a time as the engines can take."""
         await self._pause.insist(one.path, lambda: asyncio.to_thread(one.resume))
         one.cut_stragglers()
-        for question in one.left():
+        for number, question in enumerate(one.left(), 1):
             await self._pause.over()
+            if number % _BEGIN_AT_ONCE == 0:
+                await asyncio.sleep(0)
             lease = await self._slots.take(one.kind.width(question.encoded, question.samples))
             if one.expired:
                 lease.give_back()
@@ -182,6 +196,8 @@ class PointRun:
             status: Status = "timeout" if failed.kind == "timeout" else "error"
             one.failed(question.index, question.samples, status, failed.detail)
             return
+        finally:
+            lease.answered()
         async with self._ungraded:
             lease.give_back()
             pairs = list(zip(question.samples, answers, strict=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,7 @@ class _Source(msgspec.Struct, frozen=True):
 
 
 class Preparation:
-    """Encodes every set once for each pair of tokenizer and template. Blocking; one at a time.
+    """Encodes every set once for each pair of tokenizer and template. Blocking.
 
     ``context_len`` (tokens) is what the engines were told, if they were; it wins over config.json.
     ``make_encoder`` gives who encodes, when there is something to encode.
@@ -86,6 +87,8 @@ class Preparation:
         self._prepared: dict[tuple[str | None, str | None], dict[str, PreparedSet]] = {}
         #: digest of the bytes -> digest of the meaning, which takes much longer to find.
         self._meaning: dict[str, str] = {}
+        #: a point that nobody waits for any more leaves its thread behind.
+        self._one_at_a_time = threading.Lock()
 
     def prepare(self, point: EvalPoint) -> PreparedPoint:
         """Read what is needed of the snapshot, and encode what is not encoded yet.
@@ -93,6 +96,10 @@ class Preparation:
         Raises InvalidSnapshot (a set wants the snapshot's own tokenizer, which cannot be used),
         SnapshotGone, and EvalSkip "crashed" when the base model's cannot be used.
         """
+        with self._one_at_a_time:
+            return self._prepare(point)
+
+    def _prepare(self, point: EvalPoint) -> PreparedPoint:
         directory = point.snapshot.directory
         self._encoder, self._loaded = self._make_encoder(), None
         try:

@@ -38,6 +38,7 @@ class SampleRecords:
             messages=answer.messages,
             engine=generation.engine,
             weight_version=generation.weight_version,
+            pieces=generation.pieces,
             latency_s=round(generation.latency_s, 6),
         )
 
@@ -75,3 +76,4 @@ def count_scored(counts: Counts, record: SampleRecord | Scored) -> None:
     counts.n_truncated += record.truncated
     counts.n_no_answer += record.no_answer
     counts.n_unfinished_thinking += record.unfinished_thinking
+    counts.n_moved += bool(record.pieces)

@@ -219,7 +219,7 @@ class SetRun:
         if failure is not None:
             self._failure(record, failure)
         with suppress(OSError):  # it stays in memory: ``flush`` tells
-            self._journal.append(record)
+            self._journal.hold(record)
         self._take_in(record)
         self._pace.note()
         if self._n_done >= self._enough:
@@ -234,6 +234,9 @@ class SetRun:
         count(self._counts, record)
 
     def _answer_of(self, record: SampleRecord | Scored) -> None:
+        for piece in record.pieces:
+            self.engines.add(piece.engine)
+            self.weight_versions.add(piece.weight_version)
         self.engines.add(record.engine)
         # one text for all samples of an engine, not one for each
         self.weight_versions.add(sys.intern(record.weight_version))

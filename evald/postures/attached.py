@@ -8,12 +8,18 @@ from evald.config import Attached
 from evald.engines.attach_launcher import AttachLauncher, engine_names, read_api_key
 from evald.engines.engine import Upkeep
 from evald.engines.pin import Checksums, Loading
-from evald.postures.engine_pool import EnginePool, Member, Rules
+from evald.postures.engine_pool import EnginePool, Member
 from evald.postures.front import Front
+from evald.postures.rules import ROLLING, Rules
 
 
-def attached_engines(config: Attached, *, environ: Mapping[str, str]) -> EnginePool:
-    """Build the pool of the servers at ``config.urls``; raises ConfigError (no API key)."""
+def attached_engines(
+    config: Attached, *, environ: Mapping[str, str], rules: Rules = ROLLING
+) -> EnginePool:
+    """Build the pool of the servers at ``config.urls``; raises ConfigError (no API key).
+
+    Points roll by ``rules`` where evald loads, and no router stands before the servers.
+    """
     api_key = read_api_key(
         "attached", env=config.api_key_env, file=config.api_key_file, environ=environ
     )
@@ -37,5 +43,6 @@ def attached_engines(config: Attached, *, environ: Mapping[str, str]) -> EngineP
     if config.router is not None:
         front = Front(config.router, api_key, route_timeout_s=config.route_timeout_s)
     # a router may send a request anywhere: all of its engines must have the weights
-    rules = Rules(loads=config.pin, all_engines=front is not None)
+    if front is not None or not config.pin:
+        rules = Rules(loads=config.pin, all_engines=front is not None)
     return EnginePool(members, config, rules, front=front)

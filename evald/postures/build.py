@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from evald.config import Config
@@ -11,6 +12,7 @@ from evald.evals.evaluator import Evaluator
 from evald.postures.contract import Engines
 from evald.postures.evaluated import EvaluatedPosture
 from evald.postures.posture import Posture
+from evald.postures.rules import Rules
 from evald.preflight import Preflight
 from evald.results.index import PointIndex
 from evald.results.modes import Modes
@@ -18,17 +20,21 @@ from evald.results.pause import Pause
 
 
 def build_posture(
-    config: Config, checked: Preflight, index: PointIndex, pause: Pause | None = None
+    config: Config,
+    checked: Preflight,
+    index: PointIndex,
+    pause: Pause | None = None,
+    on_alert: Callable[[str, str], Awaitable[None]] | None = None,
 ) -> Posture:
     """Build the posture; whether evald starts engines at all is decided here and nowhere else.
 
     ``index``: the ledger's, for comparisons with earlier points. ``pause``: what it shares with
-    whoever else writes results.
+    whoever else writes results. ``on_alert`` is awaited with name and sentence of an alert.
     """
     pause = pause or Pause()
     results_dir = Path(config.results.dir)
     if config.blackbox is not None:
-        from evald.postures.blackbox import BlackBoxPosture  # noqa: PLC0415 (only where it is used)
+        from evald.postures.blackbox.posture import BlackBoxPosture  # noqa: PLC0415 (only where it is used)
 
         return BlackBoxPosture(
             config.blackbox,
@@ -37,15 +43,19 @@ def build_posture(
             environ=checked.environ,
             pause=pause,
         )
+    dispatch = config.dispatch
+    rules = Rules(rolling=dispatch.rolling, consolidate=dispatch.rolling and dispatch.consolidate)
     engines: Engines
     if config.fleet is not None and checked.fleet is not None:
         from evald.postures.fleet import fleet_engines  # noqa: PLC0415 (only where it is used)
 
-        engines = fleet_engines(config.fleet, results_dir, plan=checked.fleet)
+        engines = fleet_engines(
+            config.fleet, results_dir, plan=checked.fleet, rules=rules, on_alert=on_alert
+        )
     elif config.attached is not None:
         from evald.postures.attached import attached_engines  # noqa: PLC0415 (only where it is used)
 
-        engines = attached_engines(config.attached, environ=checked.environ)
+        engines = attached_engines(config.attached, environ=checked.environ, rules=rules)
     elif config.shared is not None:
         from evald.postures.shared import shared_engines  # noqa: PLC0415 (only where it is used)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import msgspec
@@ -9,6 +10,7 @@ import msgspec
 from evald.point import PinTarget
 from evald.pulse import Pulse
 from evald.results.records import Counts
+from evald.results.samples import Piece
 from evald.status.view import EngineView
 
 
@@ -54,6 +56,9 @@ class Stages(Protocol):
     async def check_unchanged(self) -> None:
         """Raise Superseded or SnapshotGone when the directory is no longer what was accepted."""
 
+    def spare(self) -> None:
+        """Tell that the next point may begin beside this one."""
+
 
 class Pin(msgspec.Struct, kw_only=True):
     """Proof that engines serve a target."""
@@ -84,7 +89,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     """One answer, checked to come from weights of the requested digest."""
 
     output_ids: list[int]
-    #: the server's own decoding of ``output_ids``.
+    #: a server's own decoding of ``output_ids``.
     text: str
     #: ``"stop"`` or ``"length"``; an aborted answer never gets here.
     finish_reason: str
@@ -93,10 +98,12 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     latency_s: float
     #: natural-log probability of each prompt token from ``score_from`` on; empty if not asked for.
     prompt_logprobs: list[float] = []
+    #: of an answer that was moved from engine to engine: what each has given, in order.
+    pieces: tuple[Piece, ...] = ()
 
 
 class Engines(Protocol):
-    """The engines of a posture, seen from a point."""
+    """The engines of a posture, seen from its points: each has a pin of its own."""
 
     async def run(self) -> None:
         """Supervise until cancelled; leaves no process behind."""
@@ -130,8 +137,20 @@ class Engines(Protocol):
     async def release(self, engine: str) -> None:
         """Release an engine from quarantine; raises EvaldError (not in quarantine)."""
 
-    def capacity(self) -> int:
-        """Count the samples worth having in flight over all engines right now (at least 1)."""
+    def capacity(self, pin: Pin) -> int:
+        """Count the samples worth having in flight on engines of ``pin`` now (at least 1)."""
+
+    def when_room(self, pin: Pin, call: Callable[[], None]) -> None:
+        """Call whenever the capacity may have grown, until the point's end."""
+
+    def left(self, pin: Pin, samples: int) -> None:
+        """Tell how many samples have no answer, since all are handed over; again with each answer.
+
+        Engines that the point has no more use for can go to the next one. 0: all of them can.
+        """
+
+    def when_spare(self, pin: Pin, call: Callable[[], None]) -> None:
+        """Call as soon as an engine is to be had beyond this point: the next may be pinned."""
 
     def engines(self) -> list[EngineView]:
         """State of each engine for status and records."""

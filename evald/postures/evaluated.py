@@ -11,7 +11,7 @@ from evald.config import Aggregate
 from evald.errors import EvalSkip
 from evald.evals.evaluator import Evaluator, PreparedPoint
 from evald.evals.sets import LoadedSet
-from evald.point import EvalPoint, PinTarget, SkipReason
+from evald.point import EvalPoint, PinTarget, PointKey, SkipReason
 from evald.postures.contract import Engines, PointResult, Stages
 from evald.pulse import Pulse
 from evald.status.view import EngineView, SetView
@@ -37,8 +37,8 @@ class EvaluatedPosture:
         self._loads = loads
         #: the present one, and earlier ones that points still need.
         self._evaluators = weakref.WeakSet([evaluator])
-        #: who evaluates the point that runs.
-        self._running: Evaluator | None = None
+        #: who evaluates the points that run.
+        self._running: dict[PointKey, Evaluator] = {}
 
     async def run(self) -> None:
         """Supervise the engines until cancelled."""
@@ -65,13 +65,13 @@ class EvaluatedPosture:
         stages: Stages,
     ) -> PointResult:
         """Pin, prove, evaluate, and look once more at whose weights it was."""
-        self._running = prepared.evaluator
+        evaluator = self._running[point.key] = prepared.evaluator
         try:
             return await self._measure(point, prepared, digest, deadline, stages)
         finally:
-            self._running = None
-            if prepared.evaluator is not self._evaluator:
-                await prepared.evaluator.rest()
+            del self._running[point.key]
+            if evaluator is not self._evaluator:
+                await self._rest(evaluator)
 
     async def _measure(
         self, point: EvalPoint, prepared: _Prepared, digest: str, deadline: float, stages: Stages
@@ -96,6 +96,7 @@ class EvaluatedPosture:
                 reason=SkipReason.DEADLINE,
             ) from error
         try:
+            self._engines.when_spare(pin, stages.spare)
             await stages.check_unchanged()
             stages.state("evaluating")
             result = await prepared.evaluator.evaluate(
@@ -128,16 +129,21 @@ class EvaluatedPosture:
         """Release an engine from quarantine."""
         await self._engines.release(engine)
 
-    def progress(self) -> list[SetView]:
-        """Show the progress of the running point's sets."""
-        return [] if self._running is None else self._running.view()
+    def progress(self, key: PointKey) -> list[SetView]:
+        """Show the progress of a point's sets."""
+        evaluator = self._running.get(key)
+        return [] if evaluator is None else evaluator.view(key)
 
     async def use(self, sets: list[LoadedSet], aggregates: list[Aggregate]) -> None:
         """Measure these sets from the next point on; what is prepared or runs keeps its own."""
         old, self._evaluator = self._evaluator, self._evaluator.successor(sets, aggregates)
         self._evaluators.add(self._evaluator)
-        if old is not self._running:
-            await old.rest()
+        await self._rest(old)
+
+    async def _rest(self, evaluator: Evaluator) -> None:
+        """End the processes of an evaluator that no point uses any more."""
+        if evaluator not in self._running.values():
+            await evaluator.rest()
 
     async def close(self) -> None:
         """End the grader processes."""

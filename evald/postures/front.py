@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import structlog
@@ -12,6 +12,7 @@ from evald.engines.adaptive import MOST, AdaptiveLimit, read_load
 from evald.engines.api import EngineAPI, EngineError, EngineUnreachable
 from evald.engines.engine import Engine, Order
 from evald.engines.pin import CANARY_IDS, served_version
+from evald.engines.server_size import total
 from evald.engines.slots import Slots
 from evald.engines.state import State
 from evald.errors import Unhealthy
@@ -41,6 +42,7 @@ class Front:
         self._route_timeout_s = route_timeout_s
         self._api: EngineAPI | None = None
         self._engines: Sequence[Engine] = ()
+        self._on_grown: Callable[[], None] = lambda: None
         self._changes = Changes()
         self._campaign: Campaign | None = None
         self._open = False
@@ -60,15 +62,21 @@ class Front:
         return life != self.life
 
     def stand_before(
-        self, engines: Sequence[Engine], changes: Changes, *, most: int | None
+        self,
+        engines: Sequence[Engine],
+        changes: Changes,
+        *,
+        most: int | None,
+        on_grown: Callable[[], None],
     ) -> None:
         """Take the place in front of ``engines``, each of which takes ``most`` samples at once.
 
-        ``changes`` wakes who waits for an open route.
+        ``changes`` wakes who waits for an open route, ``on_grown`` who hands over questions.
         """
         self._engines = engines
         self._changes = changes
-        self.slots = Slots(1, changes.notify)
+        self._on_grown = on_grown
+        self.slots = Slots(1, changes.notify, on_grown=on_grown)
         self._limit = AdaptiveLimit(self.slots, engine=self.name, most=self._most(most))
 
     # --- what requests need ----------------------------------------------------------------------
@@ -89,13 +97,13 @@ class Front:
             raise EngineUnreachable("the router is not in use")
         return self._api
 
-    def credit(self, version: str, tokens: int, *, prompt_tokens: int) -> str:
+    def credit(self, version: str, tokens: int, *, prompt_tokens: int, whole: bool = True) -> str:
         """Tell whose answer it was: each engine has a version of its own where evald loads."""
         self._limit.note_tokens(tokens)
         owners = [engine for engine in self._engines if engine.weight_version == version]
         if len(owners) != 1:
             return self.name
-        return owners[0].credit(version, tokens, prompt_tokens=prompt_tokens)
+        return owners[0].credit(version, tokens, prompt_tokens=prompt_tokens, whole=whole)
 
     def abort_soon(self, rids: list[str]) -> None:
         """Abort at every engine: a router need not know how."""
@@ -173,9 +181,11 @@ class Front:
                     number += 1
                     trouble = await self._once(api, campaign, number)
                     if not trouble:
+                        self._limit.learn(total(engine.limit.size for engine in self._engines))
                         self._open = self._was_open = True
                         log.info("route_open", probes=number)
                         self._changes.notify()
+                        self._on_grown()
                         return
                     await asyncio.sleep(ROUTE_POLL_S)
         except TimeoutError:

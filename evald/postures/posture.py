@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from evald.config import Aggregate
 from evald.evals.sets import LoadedSet
-from evald.point import EvalPoint
+from evald.point import EvalPoint, PointKey
 from evald.postures.contract import PointResult, Stages
 from evald.pulse import Pulse
 from evald.status.view import EngineView, SetView
@@ -27,7 +27,7 @@ class Posture(Protocol):
     async def measure(
         self, point: EvalPoint, prepared: Any, *, digest: str, deadline: float, stages: Stages
     ) -> PointResult:
-        """Measure ``point``, whose bytes have ``digest``; one at a time.
+        """Measure ``point``, whose bytes have ``digest``; another one only after ``stages.spare``.
 
         ``deadline``: in the loop's time; what is outstanding then counts as timed out. Raises
         EvalSkip. Cancellation leaves nothing that could count later.
@@ -45,8 +45,8 @@ class Posture(Protocol):
     async def release(self, engine: str) -> None:
         """Release an engine from quarantine; raises EvaldError (not in quarantine)."""
 
-    def progress(self) -> list[SetView]:
-        """Progress of the running point's sets; empty when none runs."""
+    def progress(self, key: PointKey) -> list[SetView]:
+        """Progress of a point's sets; empty when it does not run."""
 
     async def use(self, sets: list[LoadedSet], aggregates: list[Aggregate]) -> None:
         """Measure these sets from the next point on; what is prepared or runs keeps its own."""

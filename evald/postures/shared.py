@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from evald.config import Shared
 from evald.engines.attach_launcher import AttachLauncher, engine_names, read_api_key
@@ -11,8 +11,9 @@ from evald.engines.engine import Upkeep
 from evald.errors import Unhealthy
 from evald.point import PinTarget
 from evald.postures.contract import Engines, GenerateRequest, Generation, Pin
-from evald.postures.engine_pool import EnginePool, Member, Rules
+from evald.postures.engine_pool import EnginePool, Member
 from evald.postures.producer import Producer, ProducerError
+from evald.postures.rules import Rules
 from evald.pulse import Pulse
 from evald.status.view import EngineView
 
@@ -93,9 +94,21 @@ class PausingEngines:
         """Refuse: raises EvaldError."""
         await self._pool.release(engine)
 
-    def capacity(self) -> int:
+    def capacity(self, pin: Pin) -> int:
         """Count samples worth having in flight (at least 1)."""
-        return self._pool.capacity()
+        return self._pool.capacity(pin)
+
+    def when_room(self, pin: Pin, call: Callable[[], None]) -> None:
+        """Call whenever the capacity may have grown."""
+        self._pool.when_room(pin, call)
+
+    def left(self, pin: Pin, samples: int) -> None:
+        """Take in how many samples have no answer."""
+        self._pool.left(pin, samples)
+
+    def when_spare(self, pin: Pin, call: Callable[[], None]) -> None:
+        """Call never: a point has all engines to itself."""
+        self._pool.when_spare(pin, call)
 
     def engines(self) -> list[EngineView]:
         """State of each engine."""

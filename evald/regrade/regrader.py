@@ -131,7 +131,7 @@ class Regrader:
         index = self._ledger.index
         before = index.measured(key.run, Kind.STEP, below=key.step)
         before = before or index.measured(key.run, Kind.BASELINE)
-        return before.set_configs if before else {}
+        return {name: seen.config for name, seen in before.sets.items()} if before else {}
 
     async def _grade_set(
         self, one: PointRegrade, name: str, revision: Revision, on_sample: Callable[[], None]

@@ -23,8 +23,8 @@ class PointState(msgspec.Struct, kw_only=True):
     end_seq: int = 0
     #: record ids of its set records, in order.
     set_ids: list[str] = msgspec.field(default_factory=list)
-    #: config digests of the sets that it was measured with, by name.
-    set_configs: dict[str, str] = msgspec.field(default_factory=dict)
+    #: the sets that it was measured with, by name.
+    sets: dict[str, SetSeen] = msgspec.field(default_factory=dict)
 
 
 class SetSeen(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,11 +117,14 @@ class PointIndex:
             # (a black box says what it wants)
             if not isinstance(one, dict) or not isinstance(one.get("config"), str):
                 continue
-            state.set_configs[name] = one["config"]
+            now, old = msgspec.convert({**one, "step": record.step}, SetSeen), seen.get(name)
+            if old is not None and msgspec.structs.replace(old, step=record.step) == now:
+                now = msgspec.structs.replace(old, step=record.step)  # its texts: once in memory
+            state.sets[name] = now
             # grading an earlier step again does not make it the newest
             again = "regraded_from" in record.provenance
-            if not again or name not in seen or seen[name].step <= record.step:
-                seen[name] = msgspec.convert({**one, "step": record.step}, SetSeen)
+            if not again or old is None or old.step <= record.step:
+                seen[name] = now
 
     def _state(self, key: PointKey) -> PointState:
         """Return the state of ``key``, made on first sight.
@@ -181,6 +184,21 @@ class PointIndex:
             and (below is None or state.key.step < below)
         ]
         return max(found, key=lambda state: (state.key.step, state.key.revision), default=None)
+
+    def set_before(self, key: PointKey, name: str) -> SetSeen | None:
+        """Return with what an eval set was measured at the newest step before this point's.
+
+        Points may end in another order than that of their steps. Without such a step: with what
+        it was measured last; None: never.
+        """
+        found = [
+            state
+            for state in self._points.values()
+            if state.key.run == key.run and state.key.step < key.step and name in state.sets
+        ]
+        if not found:
+            return self._sets.get(key.run, {}).get(name)
+        return max(found, key=lambda state: (state.key.step, state.key.revision)).sets[name]
 
     def sets_seen(self, run: str) -> dict[str, SetSeen]:
         """Return with what each eval set was measured last in ``run``, by name."""

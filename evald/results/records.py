@@ -86,6 +86,8 @@ class Counts(msgspec.Struct, kw_only=True):
     n_cut: int = 0
     #: of the scored ones: taken from the sample journal, where an earlier attempt had put them.
     n_resumed: int = 0
+    #: of the scored ones: responses that were moved between engines of the snapshot.
+    n_moved: int = 0
 
     def __add__(self, other: Counts) -> Counts:
         """Add field by field."""

@@ -20,12 +20,22 @@ log = structlog.get_logger(__name__)
 
 FLUSH_BYTES = 64 * 1024
 FLUSH_INTERVAL_S = 1.0
+#: most that ``hold`` keeps in memory: a disk that is slower than the answers must not fill it.
+_HELD_BYTES = 16 << 20
 #: the end of a journal is looked at in steps of this size, backwards.
 _TAIL_BYTES = 1 << 16
 
 
 #: what became of a sample.
 Status = Literal["scored", "error", "grader_error", "timeout"]
+
+
+class Piece(msgspec.Struct, frozen=True, kw_only=True):
+    """What one engine gave of a response that was moved between engines."""
+
+    engine: str
+    weight_version: str
+    tokens: int
 
 
 class SampleRecord(msgspec.Struct, kw_only=True):
@@ -67,6 +77,9 @@ class SampleRecord(msgspec.Struct, kw_only=True):
     self_graded: bool = False
     engine: str = ""
     weight_version: str = ""
+    #: of a response that was moved: what each engine has given of it, in order; the last one is
+    #: ``engine``.
+    pieces: tuple[Piece, ...] = ()
     latency_s: float = 0.0
 
 
@@ -79,6 +92,7 @@ class Scored(msgspec.Struct, frozen=True, gc=False):
     unfinished_thinking: bool
     engine: str
     weight_version: str
+    pieces: tuple[Piece, ...] = ()
 
 
 def point_samples_dir(results_dir: Path, key: PointKey) -> Path:
@@ -94,10 +108,10 @@ def sample_file(results_dir: Path, key: PointKey, set_name: str) -> Path:
 class SampleJournal:
     """The samples of one eval set of one point: appended as they finish, read back to resume.
 
-    Lines are buffered: :meth:`append` writes them out once 64 KiB or a second have gathered, and
-    whoever appends calls :meth:`flush` each second, so that no line waits for the next one.
-    ``flush`` and ``close`` may run in a thread. A killed daemon loses what was not yet flushed
-    (those samples are generated again), never what was.
+    Lines are buffered: :meth:`append` writes them out once 64 KiB or a second have gathered;
+    :meth:`hold` leaves that to its caller, who calls :meth:`flush` each second, in a thread: a disk
+    may take its time. A killed daemon loses what was not yet flushed (those samples are generated
+    again), never what was.
     """
 
     def __init__(
@@ -114,7 +128,9 @@ class SampleJournal:
         self._buffer = bytearray()
         self._oldest_s = 0.0
         self._descriptor = -1
+        #: of the buffer, for a moment; and of the file, for as long as it takes.
         self._lock = threading.Lock()
+        self._writing = threading.Lock()
 
     def load(self, digest: str, config: str) -> dict[tuple[str, int], Scored]:
         """Return the scored samples of this digest and config, by question and sample number.
@@ -146,39 +162,58 @@ class SampleJournal:
                         one.unfinished_thinking,
                         sys.intern(one.engine),
                         sys.intern(one.weight_version),
+                        one.pieces,
                     )
         return samples
 
     def append(self, record: SampleRecord) -> None:
         """Take in one finished sample, scored or not; raises OSError when a due write fails."""
-        line = _encode(record)
-        with self._lock:
-            now_s = time.monotonic()
-            if not self._buffer:
-                self._oldest_s = now_s
-            self._buffer += line
-            due = len(self._buffer) >= FLUSH_BYTES or now_s - self._oldest_s >= FLUSH_INTERVAL_S
-        if due:
+        size = self._take_in(record)
+        if size >= FLUSH_BYTES or time.monotonic() - self._oldest_s >= FLUSH_INTERVAL_S:
+            self.flush()
+
+    def hold(self, record: SampleRecord) -> None:
+        """Take in one finished sample until the next ``flush``.
+
+        Writes, and raises OSError when that fails, only where far too much waits.
+        """
+        if self._take_in(record) >= _HELD_BYTES:
             self.flush()
 
     def flush(self) -> None:
         """Hand all lines to the operating system; raises OSError, and then they stay buffered."""
-        with self._lock:
-            if self._buffer and self._descriptor < 0:
-                self._open()
-            while self._buffer:
-                written = os.write(self._descriptor, self._buffer)
-                del self._buffer[:written]
+        with self._writing:
+            with self._lock:
+                lines, self._buffer = self._buffer, bytearray()
+            try:
+                if lines and self._descriptor < 0:
+                    self._open()
+                while lines:
+                    written = os.write(self._descriptor, lines)
+                    del lines[:written]
+            finally:
+                if lines:
+                    with self._lock:
+                        self._buffer[:0] = lines
 
     def close(self) -> None:
         """Flush and close; raises OSError."""
         try:
             self.flush()
         finally:
-            with self._lock:
+            with self._writing:
                 if self._descriptor >= 0:
                     os.close(self._descriptor)
                     self._descriptor = -1
+
+    def _take_in(self, record: SampleRecord) -> int:
+        """Buffer the record's line; how many bytes wait."""
+        line = _encode(record)
+        with self._lock:
+            if not self._buffer:
+                self._oldest_s = time.monotonic()
+            self._buffer += line
+            return len(self._buffer)
 
     def _open(self) -> None:
         self._modes.make_dirs(self.path.parent)
@@ -232,6 +267,7 @@ class SampleLine(msgspec.Struct):
     unfinished_thinking: bool = False
     engine: str = ""
     weight_version: str = ""
+    pieces: tuple[Piece, ...] = ()
 
 
 line_decoder: msgspec.json.Decoder[SampleLine] = msgspec.json.Decoder(SampleLine)

@@ -17,8 +17,8 @@ from evald.errors import LedgerError
 from evald.point import Kind, Outcome, PointKey, Snapshot
 from evald.results.follow import read_records
 from evald.results.records import PointRecord
-from evald.staging.alerts import Alerting
 from evald.staging.best_copy import Best, BestCopies, Lost, NotKept
+from evald.staging.notices import Alerting
 
 log = structlog.get_logger(__name__)
 

@@ -13,11 +13,11 @@ from evald.errors import EvaldError, SnapshotGone
 from evald.point import Kind, PointKey
 from evald.pulse import Pulse
 from evald.results.index import PointIndex
-from evald.staging.alerts import Alerting, Alerts
 from evald.staging.candidate import Candidate, Reader, check_snapshot
 from evald.staging.completeness import Identity
 from evald.staging.consuming import Consuming
 from evald.staging.failing import FailingReads, fails_for_now
+from evald.staging.notices import Alerting, Notices
 from evald.staging.offers import InvalidPoint, Offer, RunEnded, TrainerSkip
 from evald.staging.recovery import Recovery
 from evald.staging.retention import Retention
@@ -75,7 +75,7 @@ class Intake:
         self._index = index
         self._retention = retention
         self._offer = offer
-        self._alerts = Alerts(on_alert)
+        self._notices = Notices(on_alert)
         self._reader = Reader(config, self._layout, run, base)
         self._listener = Listener(
             self._reader,
@@ -176,11 +176,11 @@ class Intake:
         except OSError as error:
             found, fault = _NOTHING, f"{error.strerror}; evald goes on when it can be read"
         if fault:
-            self._alerts.warn_once(
+            self._notices.warn_once(
                 "staging_root_lost", f"cannot scan staging root {self._root}: {fault}"
             )
         else:
-            self._alerts.forget("staging_root_lost")
+            self._notices.forget("staging_root_lost")
         self.room.free_bytes, self.room.total_bytes = found.free_bytes, found.total_bytes
         return found
 
@@ -214,11 +214,11 @@ class Intake:
             batch = tasks.create_task(self._batch(news, again), name="staging batch")
             self._batches.add(batch)
             batch.add_done_callback(self._batches.discard)
-        self._alerts.tell_closed([*found.closed, *found.closed_folders], tasks)
-        self._alerts.tell_misnamed(found.misnamed, self._config.pattern, tasks)
-        self._alerts.tell_doubtful(found.doubtful, tasks)
+        self._notices.tell_closed([*found.closed, *found.closed_folders], tasks)
+        self._notices.tell_misnamed(found.misnamed, self._config.pattern, tasks)
+        self._notices.tell_doubtful(found.doubtful, tasks)
         if snapshots and self._config.owned:
-            self._alerts.test_rights(snapshots[0].directory, tasks)
+            self._notices.test_rights(snapshots[0].directory, tasks)
         return self._take_ends(ends, tasks)
 
     def _take_ends(self, ends: Iterable[FoundFile], tasks: asyncio.TaskGroup) -> bool:
@@ -266,7 +266,7 @@ class Intake:
                 self._require_calm(candidate)
             except SnapshotGone as gone:
                 if fails_for_now(gone) and self._failing.is_lasting(found.directory, str(gone)):
-                    self._alerts.warn_once("snapshot_not_listed", str(gone), about=found.directory)
+                    self._notices.warn_once("snapshot_not_listed", str(gone), about=found.directory)
                 self._forget(found.directory, str(gone))
                 return None
             return candidate
@@ -282,7 +282,7 @@ class Intake:
         except BrokenWord as broken:
             # it may be half-written: it is broken if it still reads so at the next scan
             if self._once.get(file.path) == file.identity:
-                await self._alerts.tell_ignored(str(broken))
+                await self._notices.tell_ignored(str(broken))
                 if isinstance(broken, UnreadableWord):
                     self._heard.pop(file.path, None)  # the next scan tries again
             elif self._heard.pop(file.path, None) is not None:

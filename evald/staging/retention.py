@@ -16,12 +16,12 @@ from evald.config import Staging
 from evald.errors import SnapshotGone
 from evald.point import EvalPoint, PointKey, SkipReason
 from evald.results.records import PointRecord
-from evald.staging.alerts import Alerting
 from evald.staging.best import BestKeeper
 from evald.staging.digest import fingerprint
 from evald.staging.ended import Ended, EndedList
 from evald.staging.inside import LeadsOut, folder_of, is_link, own_folder, remove
 from evald.staging.leftovers import sweep_leftovers
+from evald.staging.notices import Alerting
 
 log = structlog.get_logger(__name__)
 

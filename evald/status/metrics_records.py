@@ -55,6 +55,7 @@ class RecordMetrics:
         )
         self._truncated = self._counter("truncated", "hit the length limit", registry)
         self._no_answer = self._counter("no_answer", "hold no answer for the grader", registry)
+        self._moved = self._counter("moved", "were moved between engines", registry)
         self._grader_errors = Counter(
             "evald_grader_errors",
             "Samples of ended points whose grader failed or ran out of time, over the ledger's "
@@ -125,4 +126,5 @@ class RecordMetrics:
             self._samples.labels(result).inc(number)
         self._truncated.inc(counts.n_truncated)
         self._no_answer.inc(counts.n_no_answer)
+        self._moved.inc(counts.n_moved)
         self._grader_errors.inc(counts.n_grader_error)

@@ -3,6 +3,7 @@
 ``python -m evald.testing --model-path DIR --port N`` runs the fake engine as a process of its own.
 """
 
+from evald.testing.decode_model import Decode
 from evald.testing.fake_daemon import Ending, FakeDaemon
 from evald.testing.fake_engine import FakeEngine
 from evald.testing.fake_launcher import (
@@ -27,6 +28,7 @@ from evald.testing.snapshots import (
 )
 
 __all__ = [
+    "Decode",
     "Ending",
     "FakeDaemon",
     "FakeEngine",

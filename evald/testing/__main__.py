@@ -12,8 +12,10 @@ import os
 import signal
 from pathlib import Path
 
+import msgspec
 from aiohttp import web
 
+from evald.testing.decode_model import Decode
 from evald.testing.fake_engine import FakeEngine
 
 
@@ -29,8 +31,18 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--response-chars", type=int, default=0)
     parser.add_argument("--vary", type=int, default=0)
     parser.add_argument("--fault-file", type=Path)
+    parser.add_argument("--decode", type=_decode, help="a Decode as JSON")
+    parser.add_argument("--load-s", type=float, default=0.0)
+    parser.add_argument("--usage-dir", type=Path, help="where it writes its usage when it stops")
     known, _ = parser.parse_known_args()
     return known
+
+
+def _decode(text: str) -> Decode:
+    try:
+        return msgspec.json.decode(text, type=Decode)
+    except msgspec.MsgspecError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def main() -> None:
@@ -46,9 +58,14 @@ def main() -> None:
         vary=arguments.vary,
         fault_file=arguments.fault_file,
         max_running_requests=arguments.max_running_requests,
+        decode=arguments.decode,
+        load_s=arguments.load_s,
         on_death=lambda: os.kill(os.getpid(), signal.SIGKILL),
     )
     web.run_app(engine.app, host=arguments.host, port=arguments.port, access_log=None)
+    if arguments.usage_dir is not None:
+        usage = json.dumps(engine.usage())
+        (arguments.usage_dir / f"{arguments.port}.{os.getpid()}.json").write_text(usage)
 
 
 if __name__ == "__main__":

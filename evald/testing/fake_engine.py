@@ -8,19 +8,30 @@ a truncated shard kills it, a missing tensor keeps the old one, NaN gives null l
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import math
 import struct
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 
+from evald.testing import fake_weights, long_answers
+from evald.testing.decode_model import Decode
+from evald.testing.fake_decoding import Decoding
+from evald.testing.fake_output import (
+    ABORTED,
+    NAN_ANSWER,
+    Output,
+    answer_body,
+    prompt_logprob,
+    stopped,
+    varied,
+)
 from evald.testing.faults import GENERAL, STATUS, Fault, FaultScript, drop, in_pieces
-from evald.testing.snapshots import ANSWER_TENSOR, Tensor, read_safetensors
 
-NAN_ANSWER = "!"
+__all__ = ["FakeEngine", "prompt_logprob", "varied"]
+
 BAD_REQUEST, UNAUTHORIZED = 400, 401
 
 
@@ -33,6 +44,10 @@ class FakeEngine:
     ``response_chars``: length of a response; words stand in front of the number.
     ``vary``: the number depends on the prompt, too: see :func:`varied`.
     ``fault_file``: JSON, path -> names of faults; whichever engine sees it first takes it.
+    ``decode``: decoding costs what it costs a real engine, instead of ``delay_s``, and responses
+    are as long as it says, instead of ``response_chars``. An abort gives the tokens so far, and a
+    prompt that ends with them is answered with the rest.
+    ``load_s``: how long an update takes, once nothing runs any more.
     """
 
     def __init__(
@@ -47,6 +62,8 @@ class FakeEngine:
         vary: int = 0,
         fault_file: Path | None = None,
         max_running_requests: int = 128,
+        decode: Decode | None = None,
+        load_s: float = 0.0,
         on_death: Callable[[], None] = lambda: None,
     ) -> None:
         self.model = model
@@ -65,13 +82,22 @@ class FakeEngine:
         self.poison: list[int] | None = None
         #: rids that were aborted.
         self.aborted: list[str] = []
-        self._tensors = _load(model)
+        self.load_s = load_s
+        #: how long an update takes that asks for evald's own loader; None: the plugin is not there.
+        self.fast_load_s: float | None = None
+        #: memory that the GPU has left after each update; the last one stays.
+        self.free_bytes: list[int] = []
+        self._weights = fake_weights.load(model)
         self._api_key = api_key
         self._max_running_requests = max_running_requests
+        self._decoding = None if decode is None else Decoding(decode)
         self._on_death = on_death
         self._script = FaultScript(fault_file)
         self._running: dict[str, asyncio.Event] = {}
         self._idle = asyncio.Condition()
+        #: not set: an update is under way, and requests wait for it.
+        self._loaded = asyncio.Event()
+        self._loaded.set()
         #: not set: every connection is accepted and nothing is answered, as under SIGSTOP.
         self.thawed = asyncio.Event()
         self.thawed.set()
@@ -86,6 +112,7 @@ class FakeEngine:
             web.post("/weights_checker", self._checker),
             web.post("/generate", self._generate),
             web.post("/abort_request", self._abort),
+            web.post("/detokenize", self._detokenize),
             web.post("/flush_cache", self._flush),
             web.post("/fault", self._fault),
         ])  # fmt: skip
@@ -97,13 +124,17 @@ class FakeEngine:
     @property
     def answer(self) -> str:
         """What every prompt is answered with."""
-        return self._worded(_answer(self._tensors))
+        return self._worded(self._boxed([]))
 
-    def _answer_to(self, prompt: list[int]) -> str:
-        if not self.vary:
-            return self.answer
-        hidden = int(_first_value(self._tensors[ANSWER_TENSOR]))
-        return self._worded(f"\\boxed{{{varied(hidden, prompt, self.vary)}}}")
+    def usage(self) -> dict[str, Any]:
+        """Tell what has been decoded since the start, as ``Decoding`` does; needs ``decode``."""
+        return {} if self._decoding is None else self._decoding.usage()
+
+    def _boxed(self, prompt: list[int]) -> str:
+        hidden = fake_weights.hidden_number(self._weights)
+        varies = self.vary and prompt
+        number = varied(int(hidden), prompt, self.vary) if varies else f"{hidden:g}"
+        return f"\\boxed{{{number}}}"
 
     def _worded(self, number: str) -> str:
         words = " ".join(map(str, range(self.response_chars // 5 + 1)))
@@ -161,7 +192,9 @@ class FakeEngine:
         })  # fmt: skip
 
     async def _server_info(self, _request: web.Request) -> web.Response:
-        state = {"effective_max_running_requests_per_dp": self._max_running_requests}
+        decoding = self._decoding
+        slots = self._max_running_requests if decoding is None else decoding.decode.slots
+        state = {"effective_max_running_requests_per_dp": slots}
         return web.json_response({"version": "fake", "internal_states": [state]})
 
     async def _loads(self, _request: web.Request) -> web.Response:
@@ -172,7 +205,9 @@ class FakeEngine:
             # never so full that evald would send less
             "token_usage": min(running / 1024, 0.9),
         }
-        return web.json_response({"version": "fake", "loads": [load]})
+        if self._decoding is not None:
+            load = self._decoding.load()
+        return web.json_response({"version": "fake", "loads": [load], "usage": self.usage()})
 
     async def _flush(self, _request: web.Request) -> web.Response:
         status = BAD_REQUEST if self._running else 200
@@ -183,8 +218,27 @@ class FakeEngine:
         self.updates.append(body)
         async with self._idle:
             await self._idle.wait_for(lambda: not self._running)
+        self._loaded.clear()
+        try:
+            fast = self.fast_load_s is not None and body.get("load_format") == "safetensors"
+            await asyncio.sleep((self.fast_load_s or 0.0) if fast else self.load_s)
+            return self._load(request, body, self._plugin_says(fast=fast))
+        finally:
+            self._loaded.set()
+
+    def _plugin_says(self, *, fast: bool) -> str:
+        """Say what evald's plugin adds to the message of an update."""
+        if self.fast_load_s is None:
+            return ""
+        said = " evald_fast_load:" + (" 1000 bytes read;" if fast else "")
+        if self.free_bytes:
+            free = self.free_bytes.pop(0) if len(self.free_bytes) > 1 else self.free_bytes[0]
+            said += f" {free} bytes free;"
+        return said
+
+    def _load(self, request: web.Request, body: dict[str, Any], note: str = "") -> web.Response:
         directory = Path(body["model_path"])
-        if not _shards(directory):
+        if not fake_weights.shards(directory):
             message = f"Cannot find any model weights with `{directory}`"
             return web.json_response({"success": False, "message": message}, status=BAD_REQUEST)
         fault = self._script.take(
@@ -193,23 +247,20 @@ class FakeEngine:
         if fault is not Fault.LABEL_ONLY:
             try:
                 # as SGLang does: what is absent keeps its old value
-                self._tensors = self._tensors | _load(directory)
+                self._weights = self._weights | fake_weights.load(directory)
             except (ValueError, struct.error):
                 self.die()
                 return drop(request)
             if fault is Fault.OTHER_WEIGHTS:
-                old = self._tensors[ANSWER_TENSOR]
-                self._tensors[ANSWER_TENSOR] = old._replace(data=bytes(len(old.data)))
+                self._weights = fake_weights.without_number(self._weights)
             self.model = directory
         if fault is not Fault.WRONG_LABEL and body.get("weight_version"):
             self.weight_version = body["weight_version"]
-        return web.json_response({"success": True, "message": "Succeeded."})
+        return web.json_response({"success": True, "message": f"Succeeded.{note}"})
 
     async def _checker(self, _request: web.Request) -> web.Response:
-        digest = hashlib.sha256()
-        for name in sorted(self._tensors):
-            digest.update(name.encode() + self._tensors[name].data)
-        answer = {"success": True, "message": "Success.", "per_engine_checksum": digest.hexdigest()}
+        checksum = fake_weights.checksum(self._weights)
+        answer = {"success": True, "message": "Success.", "per_engine_checksum": checksum}
         return web.json_response(answer)
 
     async def _abort(self, request: web.Request) -> web.Response:
@@ -220,7 +271,18 @@ class FakeEngine:
             if body.get("abort_all") or (prefix and rid.startswith(prefix)):
                 self.aborted.append(rid)
                 aborted.set()
+                if self._decoding is not None:
+                    self._decoding.abort(rid)
         return web.Response()
+
+    async def _detokenize(self, request: web.Request) -> web.Response:
+        tokens = (await request.json())["tokens"]
+        lists = tokens if tokens and isinstance(tokens[0], list) else [tokens]
+        texts = [self._text_of(one) for one in lists]
+        return web.json_response({"text": texts if lists is tokens else texts[0]})
+
+    def _text_of(self, ids: list[int]) -> str:
+        return bytes(ids).decode() if self._decoding is None else long_answers.text_of(ids)
 
     async def _generate(self, request: web.Request) -> web.Response:
         body = await request.json()
@@ -255,88 +317,56 @@ class FakeEngine:
         try:
             if prompt == self.poison:
                 self.die()
-            if self.delay_s and (not logprobs or start is not None):
-                async with asyncio.timeout(self.delay_s):
-                    await aborted.wait()
-            await self.thawed.wait()
-        except TimeoutError:
+            await self._loaded.wait()
+            nan = fault is Fault.NAN or fake_weights.has_nan(self._weights)
+            if self._decoding is not None:
+                answer = None if nan else self._boxed
+                output = await self._decoding.output(prompt, sampling, rid, answer=answer)
+            else:
+                delay_s = self.delay_s if not logprobs or start is not None else 0.0
+                output = await self._spelled(prompt, sampling, aborted, delay_s, nan=nan)
             await self.thawed.wait()
         finally:
             del self._running[rid]
             async with self._idle:
                 self._idle.notify_all()
+        if fault is Fault.ABORT:
+            output = Output(output.ids[:1], output.text[:1], ABORTED)
+        version = "somebody-else" if fault is Fault.WRONG_LABEL else self.weight_version
+        return answer_body(
+            output,
+            prompt,
+            "evald-0123456789abcdef-1/1/0/" if fault is Fault.WRONG_RID else rid,
+            version,
+            logprobs=logprobs,
+            start=start,
+            nan=nan,
+        )
+
+    async def _spelled(
+        self,
+        prompt: list[int],
+        sampling: dict[str, Any],
+        aborted: asyncio.Event,
+        delay_s: float,
+        *,
+        nan: bool,
+    ) -> Output:
+        """Answer after a delay."""
+        if delay_s:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(delay_s):
+                    await aborted.wait()
         limit = sampling.get("max_new_tokens", 128)
-        nan = fault is Fault.NAN or _has_nan(self._tensors)
-        text = NAN_ANSWER * limit if nan else self._answer_to(prompt)
+        text = NAN_ANSWER * limit if nan else self._worded(self._boxed(prompt))
         if sampling.get("ignore_eos"):
             text = (text * limit)[:limit]
-        reason: dict[str, Any] = {"type": "stop", "matched": 257}
-        if len(text) >= limit:
-            text, reason = text[:limit], {"type": "length", "length": limit}
-        if fault is Fault.ABORT or aborted.is_set():
-            text, reason = text[:1], {"type": "abort", "message": "Aborted"}
-        version = "somebody-else" if fault is Fault.WRONG_LABEL else self.weight_version
-        ids = list(text.encode())
-        meta_info: dict[str, Any] = {
-            "id": "evald-0123456789abcdef-1/1/0/" if fault is Fault.WRONG_RID else rid,
-            "finish_reason": reason,
-            "prompt_tokens": len(prompt),
-            "completion_tokens": len(ids),
-            "weight_version": version,
-            "weight_versions": [{"version": version, "start": 0, "end": len(ids)}],
-        }
-        if logprobs:
-            value = None if nan else -0.5
-            meta_info["output_token_logprobs"] = [[value, token, None] for token in ids]
-        if start is not None:
-            scored = [None if nan else prompt_logprob(token) for token in prompt[start:]]
-            values = [None, *scored[1:]]
-            meta_info["input_token_logprobs"] = [
-                [value, token, None] for value, token in zip(values, prompt[start:], strict=True)
-            ]
-        return {"text": text, "output_ids": ids, "meta_info": meta_info}
-
-
-def varied(answer: int, prompt: list[int], vary: int) -> int:
-    """Give the number, below ``vary``, that weights with ``answer`` in them give to a prompt."""
-    return (answer + sum(prompt)) % vary
-
-
-def prompt_logprob(token: int) -> float:
-    """Log-probability that fake engines give a token of a prompt, whatever stands before it."""
-    return -(1 + token % 7) / 4
+        reason = stopped(len(text), limit)
+        text = text[:limit]
+        if aborted.is_set():
+            text, reason = text[:1], ABORTED
+        return Output(list(text.encode()), text, reason)
 
 
 def _error(message: str, status: int) -> web.Response:
     return web.json_response({"error": {"message": message}}, status=status)
-
-
-def _shards(directory: Path) -> list[Path]:
-    return sorted(directory.glob("*.safetensors"))
-
-
-def _load(directory: Path) -> dict[str, Tensor]:
-    tensors: dict[str, Tensor] = {}
-    for path in _shards(directory):
-        tensors |= read_safetensors(path)
-    if not tensors:
-        raise ValueError(f"cannot load {directory}: it has no safetensors")
-    return tensors
-
-
-def _first_value(tensor: Tensor) -> float:
-    if tensor.dtype == "F32":
-        return float(struct.unpack("<f", tensor.data[:4])[0])
-    if tensor.dtype == "F16":
-        return float(struct.unpack("<e", tensor.data[:2])[0])
-    return float(struct.unpack("<f", b"\0\0" + tensor.data[:2])[0])
-
-
-def _answer(tensors: dict[str, Tensor]) -> str:
-    value = _first_value(tensors[ANSWER_TENSOR]) if ANSWER_TENSOR in tensors else 0.0
-    return f"\\boxed{{{value:g}}}"
-
-
-def _has_nan(tensors: dict[str, Tensor]) -> bool:
-    """Whether any tensor begins with NaN (looking at all values would take too long)."""
-    return any(tensor.data and math.isnan(_first_value(tensor)) for tensor in tensors.values())

@@ -11,10 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+import msgspec
 from aiohttp import web
 
 from evald.engines.launcher import Boot, Launched
 from evald.errors import EvaldError
+from evald.testing.decode_model import Decode
 from evald.testing.fake_engine import FakeEngine
 
 
@@ -25,18 +27,26 @@ def write_fake_python(
     response_chars: int = 0,
     vary: int = 0,
     fault_file: Path | None = None,
+    decode: Decode | None = None,
+    load_s: float = 0.0,
+    usage_dir: Path | None = None,
 ) -> Path:
     """Write an executable for ``[fleet] python``: it starts a FakeEngine instead of SGLang.
 
     ``delay_s``: how long each of its answers takes; ``response_chars``: how long each one is;
-    ``vary`` and ``fault_file``: as FakeEngine has them.
+    ``vary``, ``fault_file``, ``decode`` and ``load_s``: as FakeEngine has them. ``usage_dir``: a
+    directory in which each engine that is stopped leaves a JSON file with its usage.
     """
     command = (
         f'"{sys.executable}" -m evald.testing "$@" '
-        f"--delay-s {delay_s} --response-chars {response_chars} --vary {vary}"
+        f"--delay-s {delay_s} --response-chars {response_chars} --vary {vary} --load-s {load_s}"
     )
     if fault_file is not None:
         command += f' --fault-file "{fault_file}"'
+    if decode is not None:
+        command += f" --decode '{msgspec.json.encode(decode).decode()}'"
+    if usage_dir is not None:
+        command += f' --usage-dir "{usage_dir}"'
     path.write_text(f"#!/bin/sh\nexec {command}\n")
     path.chmod(0o755)
     return path
@@ -112,6 +122,7 @@ class FakeLauncher:
 
     ``configure`` sees each engine before it answers its first request. ``refuse`` holds messages:
     one is taken for each launch that shall fail. ``nonce``: overrides the launch nonce.
+    ``decode`` and ``load_s``: as FakeEngine has them.
     """
 
     def __init__(
@@ -121,6 +132,8 @@ class FakeLauncher:
         configure: Callable[[FakeEngine], None] = lambda _engine: None,
         delay_s: float = 0.0,
         max_running_requests: int = 128,
+        decode: Decode | None = None,
+        load_s: float = 0.0,
     ) -> None:
         self.engines: list[FakeEngine] = []
         self.processes: list[FakeProcess] = []
@@ -134,6 +147,8 @@ class FakeLauncher:
         self._configure = configure
         self._delay_s = delay_s
         self._max_running_requests = max_running_requests
+        self._decode = decode
+        self._load_s = load_s
 
     def log_fault(self) -> str:
         """Tell what the test says."""
@@ -156,6 +171,8 @@ class FakeLauncher:
                 api_key=api_key,
                 delay_s=self._delay_s,
                 max_running_requests=self._max_running_requests,
+                decode=self._decode,
+                load_s=self._load_s,
                 on_death=lambda: process.end(-signal.SIGKILL),
             )
         except (ValueError, OSError, struct.error):

@@ -166,10 +166,13 @@ def _write_tokenizer(directory: Path) -> None:
     (directory / "tokenizer_config.json").write_text(json.dumps(settings, indent=1))
 
 
-def write_base_model(directory: Path, *, seed: int = 0, answer: int = 0) -> Path:
-    """Write config, tokenizer, chat template and weights; return ``directory``."""
+def write_base_model(directory: Path, *, seed: int = 0, answer: int = 0, **config: Any) -> Path:
+    """Write config, tokenizer, chat template and weights; return ``directory``.
+
+    ``config``: what config.json has beside, or instead of, ``CONFIG``.
+    """
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / "config.json").write_text(json.dumps(CONFIG, indent=1))
+    (directory / "config.json").write_text(json.dumps(CONFIG | config, indent=1))
     eos = {"eos_token_id": 257, "pad_token_id": 256}
     (directory / "generation_config.json").write_text(json.dumps(eos))
     _write_tokenizer(directory)

@@ -21,7 +21,7 @@ class Oracle(Protocol):
     """Knows the right answers."""
 
     def expect(self, digest: str, name: str, question: int) -> tuple[str, float]:
-        """Give response and score to a question of a set, on the snapshot of this digest."""
+        """Give response (its end) and score to a question of a set, on the snapshot of a digest."""
 
 
 class FakeOracle:

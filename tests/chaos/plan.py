@@ -118,7 +118,7 @@ def make_plan(
         sdk=sdk,
         actions=actions,
         faults=[Timed(at_s=at, name=name) for at, name in zip(times, chosen, strict=True)],
-        engines=1 if real else rng.choice([1, 1, 2]),
+        engines=1 if real else rng.choice([1, 2, 3]),
         staging=rng.choice(["keep = 0", "keep = 2", f"keep = 2\nmax_bytes = {BUDGET_BYTES}"]),
         dispatch="overflow = "
         + rng.choice([*['"backpressure"'] * 4, '"latest"', '"skip"'])

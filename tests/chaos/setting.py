@@ -7,6 +7,8 @@ from pathlib import Path
 
 import msgspec
 
+from evald.testing import Decode
+
 from .places import Places
 from .plan import RUN, VARY, Plan
 
@@ -27,10 +29,15 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
     load: int
     alive: int
     probe: int
+    #: of a response, at most.
+    tokens: int
 
 
-FAKE = Times(end_s=60, start_s=30, sample=3, point=15, load=3, alive=20, probe=2)
-REAL = Times(end_s=300, start_s=180, sample=60, point=240, load=60, alive=180, probe=20)
+FAKE = Times(end_s=60, start_s=30, sample=3, point=15, load=3, alive=20, probe=2, tokens=300)
+REAL = Times(end_s=300, start_s=180, sample=60, point=240, load=60, alive=180, probe=20, tokens=16)
+#: of fake engines: some responses of each point take much longer than the others, so that the next
+#: point begins beside them; the longest is far from the limit.
+DECODE = Decode(step_s=0.001, slots=16, median_tokens=20, p99_tokens=120)
 #: a response of an untrained model is right when it has one of these in it: about every second one.
 LETTERS = ["a", "e", "k", "q", "u", "z"]
 
@@ -66,7 +73,7 @@ probe_failures = 2
 [defaults]
 grader = "{grader}"
 temperature = 0.0
-max_response_len = 16
+max_response_len = {times.tokens}
 """
 
 

@@ -48,7 +48,8 @@ def quiet() -> Iterator[World]:
 
 def test_a_run_without_faults_measures_everything(quiet: World) -> None:
     assert check(quiet) == []
-    assert [(one.step, str(one.outcome)) for one in quiet.points()] == [
+    # one may end while the one before it is graded
+    assert sorted((one.step, str(one.outcome)) for one in quiet.points()) == [
         (step, "ok") for step in (1, 2, 3, 4)
     ]
 

@@ -23,7 +23,7 @@ from evald.testing import write_base_model, write_fake_python
 from .faults import FAULTS, send
 from .places import Places
 from .plan import VARY, Plan, write_plan
-from .setting import FAKE, REAL, write_config
+from .setting import DECODE, FAKE, REAL, write_config
 
 #: SIGTERM to the end of the daemon.
 STOP_S = 30.0
@@ -48,7 +48,7 @@ class World:
         work = self.places.work
         write_base_model(work / "base")
         self._engine_faults = self.places.control / "engines"
-        write_fake_python(work / "python", vary=VARY, fault_file=self._engine_faults, delay_s=0.01)
+        write_fake_python(work / "python", vary=VARY, fault_file=self._engine_faults, decode=DECODE)
         self.config = write_config(self.places, plan, real=real)
         self.ledger = self.places.results / "results.jsonl"
         self._board = self.places.root / ".evald" / "status.json"

@@ -15,8 +15,8 @@ from evald.config import BlackBox
 from evald.engines import guard
 from evald.errors import EvalSkip
 from evald.point import EvalPoint, PointKey, Snapshot
-from evald.postures.blackbox import BlackBoxPosture
-from evald.postures.blackbox_samples import BoxSample
+from evald.postures.blackbox.posture import BlackBoxPosture
+from evald.postures.blackbox.samples import BoxSample
 from evald.postures.contract import PointResult, SetResult
 from evald.results.modes import Modes
 from evald.results.pause import Pause
@@ -98,6 +98,9 @@ class Told:
 
     async def set_done(self, result: SetResult) -> None:
         self._sets.append(result)
+
+    def spare(self) -> None:
+        raise AssertionError("nobody waits for an engine")
 
     async def check_unchanged(self) -> None:
         pass

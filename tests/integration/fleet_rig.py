@@ -21,6 +21,7 @@ from evald.point import PinTarget
 from evald.postures.contract import GenerateRequest, Generation, Pin
 from evald.postures.engine_pool import EnginePool
 from evald.postures.fleet import fleet_engines
+from evald.postures.rules import ROLLING, Rules
 from evald.testing import (
     FakeEngine,
     FakeLauncher,
@@ -45,8 +46,10 @@ class Rig:
         )
         return target_of(directory, step)
 
-    async def ask(self, pin: Pin, samples: int = 1, timeout_s: float = 30.0) -> list[Generation]:
-        return await self.posture.generate(pin, request(samples, timeout_s))
+    async def ask(
+        self, pin: Pin, samples: int = 1, timeout_s: float = 30.0, **sampling: Any
+    ) -> list[Generation]:
+        return await self.posture.generate(pin, request(samples, timeout_s, **sampling))
 
     def engine(self, index: int = 0) -> Engine:
         return self.posture._engines[index]
@@ -79,9 +82,10 @@ def directory_of(target: PinTarget) -> Path:
     return target.directory
 
 
-def request(samples: int = 1, timeout_s: float = 30.0) -> GenerateRequest:
+def request(samples: int = 1, timeout_s: float = 30.0, **more: Any) -> GenerateRequest:
     sampling = [
-        {"temperature": 0.0, "max_new_tokens": 32, "sampling_seed": i} for i in range(samples)
+        {"temperature": 0.0, "max_new_tokens": 32, "sampling_seed": i, **more}
+        for i in range(samples)
     ]
     return GenerateRequest(
         prompts=[[1, 2, 3]] * samples, sampling=sampling, rid=f"q{next(_rids)}", timeout_s=timeout_s
@@ -99,6 +103,7 @@ async def fleet(
     prepare: Callable[[FakeLauncher, int], None] = lambda _launcher, _index: None,
     wait_ready: bool = True,
     update_test: bool = False,
+    rules: Rules = ROLLING,
     **settings: Any,
 ) -> AsyncIterator[Rig]:
     launchers: list[FakeLauncher] = []
@@ -118,7 +123,12 @@ async def fleet(
     config = Fleet(model=str(base), device="cpu", engines=engines, **settings)
     root = base.parent
     posture = fleet_engines(
-        config, root, plan=plan_of(config), launcher_factory=factory, update_test=update_test
+        config,
+        root,
+        plan=plan_of(config),
+        launcher_factory=factory,
+        update_test=update_test,
+        rules=rules,
     )
     rig = Rig(posture, launchers, root)
     rig.task = asyncio.create_task(rig.posture.run(), name="fleet")

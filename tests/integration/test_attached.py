@@ -112,6 +112,7 @@ async def test_requests_of_others_are_not_aborted_by_a_drain(base: Path) -> None
             await until(lambda: bool(fake._running))
             [rid] = fake._running
             fake._running["rollout-1"] = asyncio.Event()  # somebody else's
+            await engines.unpin(pin)
             second = asyncio.create_task(engines.pin(snapshot(base, 2)))
             await until(lambda: bool(fake.aborted))
             assert fake.aborted == [rid]

@@ -13,7 +13,7 @@ import pytest
 from blackbox_rig import Rig
 
 from evald.config import BlackBox
-from evald.postures.blackbox_config import check_black_box
+from evald.postures.blackbox.config import check_black_box
 
 COMMAND = """
 import json, os, pathlib, subprocess, sys, time

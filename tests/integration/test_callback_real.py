@@ -59,7 +59,9 @@ def test_sft_with_the_callback_and_then_miles(
 
         # baseline, the due steps and the forced last one, off cadence: each ok, exactly once
         points = {point.step: point for point in r.points()}
-        assert [(str(point.kind), point.step, str(point.outcome)) for point in r.points()] == [
+        # (one may end while the one before it is graded)
+        ends = sorted((str(point.kind), point.step, str(point.outcome)) for point in r.points())
+        assert ends == [
             ("baseline", 0, "ok"),
             ("step", 20, "ok"),
             ("step", 40, "ok"),

@@ -64,6 +64,14 @@ async def test_generate(api: EngineAPI) -> None:
     assert answers[0].logprobs == [-0.5] * 4
 
 
+async def test_detokenize(api: EngineAPI, launcher: FakeLauncher) -> None:
+    ids = [list(b"so"), list("é".encode())]
+    assert await api.detokenize(ids, skip_special_tokens=True) == ["so", "é"]
+    launcher.engines[0].script("/detokenize", Fault.REJECT)
+    with pytest.raises(EngineRejected):
+        await api.detokenize(ids, skip_special_tokens=True)
+
+
 @pytest.mark.parametrize(
     ("fault", "error"),
     [
@@ -203,3 +211,24 @@ async def test_a_deadline_holds_while_all_connections_are_taken(launcher: FakeLa
     asking.cancel()
     await asyncio.wait({asking})
     await api.close()
+
+
+async def test_answers_come_whole() -> None:
+    """A stream of tokens takes twenty times the CPU, here and in the server."""
+    bodies: list[dict[str, Any]] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        bodies.append(await request.json())
+        return web.json_response([])
+
+    app = web.Application()
+    app.router.add_post("/generate", answer)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    api = EngineAPI(f"http://127.0.0.1:{runner.addresses[0][1]}", None, limit=4)
+    with pytest.raises(EngineError, match="1 answers expected, got 0"):
+        await api.generate([[1]], [{}], ["a/"], timeout_s=5.0)
+    await api.close()
+    await runner.cleanup()
+    assert [body.get("stream", False) for body in bodies] == [False]

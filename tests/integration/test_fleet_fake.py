@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from fleet_rig import directory_of, fleet, texts
 
-from evald.engines.limit_search import START_LIMIT
+from evald.engines.server_size import ServerSize
 from evald.engines.state import State
 from evald.errors import PinViolation, SnapshotGone
 from evald.testing import (
@@ -54,7 +54,7 @@ async def test_first_snapshot_of_a_run_goes_to_one_engine_first(base: Path) -> N
         assert len(pin.weight_versions) == 1
         await rig.until(lambda: len(pin.weight_versions) == 3)
         assert len(set(pin.weight_versions.values())) == 3
-        assert rig.posture.capacity() == 3 * START_LIMIT
+        assert rig.posture.capacity(pin) == 3 * ServerSize(running=128).start(None)
         used = {(await rig.ask(pin))[0].engine for _ in range(2)}
         assert used == {"engine-0"}  # idle engines tie: the first one
         slow = [asyncio.create_task(rig.ask(pin)) for _ in range(6)]

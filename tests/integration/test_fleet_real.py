@@ -14,7 +14,6 @@ import pytest_asyncio
 from export_rig import TwoRanks
 
 from evald.config import Fleet
-from evald.engines.limit_search import START_LIMIT
 from evald.engines.prepare import prepare_fleet
 from evald.point import PinTarget
 from evald.postures.contract import GenerateRequest, Generation, Pin
@@ -24,6 +23,8 @@ from evald.testing import write_base_model, write_snapshot
 
 #: questions of the comparison, as token ids.
 QUESTIONS = [[10, 20, 30], [40, 50, 60, 70], [80, 90]]
+#: never the tokens that the model has beyond its tokenizer.
+NONE = {str(token): -1e4 for token in range(256, 320)}
 _rids = itertools.count()
 # one engine for the module, so one event loop, too
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
@@ -64,6 +65,7 @@ async def posture(root: Path) -> AsyncIterator[EnginePool]:
         start_timeout_s=110.0,
         load_timeout_s=60.0,
         alive_timeout_s=110.0,
+        fast_pin="on",
     )
     plan = prepare_fleet(config, environ=os.environ)
     posture = fleet_engines(config, root / "results", plan=plan)
@@ -85,7 +87,7 @@ async def test_a_then_b_then_a_answers_follow_the_weights(posture: EnginePool, r
         pin = await posture.pin(target)
         answers.append(await _answers(posture, pin))
         versions.append(pin.weight_versions["engine-0"])
-        assert posture.capacity() >= START_LIMIT
+        assert posture.capacity(pin) >= 128  # what the server was started for, at once
         await posture.unpin(pin)
     assert answers[0] != answers[1]
     assert answers[2] == answers[0]
@@ -93,7 +95,11 @@ async def test_a_then_b_then_a_answers_follow_the_weights(posture: EnginePool, r
     assert versions[0].startswith(f"demo:1:{a.digest[:8]}:")
     assert versions[1].startswith(f"demo:2:{b.digest[:8]}:")
     assert pin.sglang_version == "0.5.23"
-    assert posture.capacity() == 1  # nothing is pinned any more
+    # and each of these loads, which begins with SGLang's own, was by evald's own loader
+    loading = posture._engines[0].upkeep.loading
+    assert loading is not None
+    assert loading.fast.on
+    assert posture.capacity(pin) == 1  # nothing is pinned any more
 
 
 async def test_what_two_fsdp2_ranks_exported_answers_as_in_transformers(
@@ -113,4 +119,43 @@ async def test_what_two_fsdp2_ranks_exported_answers_as_in_transformers(
         [generation] = await posture.generate(pin, request)
         assert generation.output_ids == row["answer"]
         assert generation.prompt_logprobs == pytest.approx(row["prompt_logprobs"], abs=0.05)
+    await posture.unpin(pin)
+
+
+async def _whole(posture: EnginePool, pin: Pin, ids: list[int], moves: int) -> Generation:
+    """Ask for a long answer, and move it so many times (with one engine: back to where it was)."""
+    sampling = {"temperature": 0.0, "max_new_tokens": 200, "ignore_eos": True, "logit_bias": NONE}
+    request = GenerateRequest(
+        prompts=[ids], sampling=[sampling], rid=f"q{next(_rids)}", timeout_s=60.0
+    )
+    asking = asyncio.create_task(posture.generate(pin, request))
+    router, [engine] = posture._router, posture._engines
+    campaign = posture._campaigns.of_pin(pin)
+    assert campaign
+    for number in range(1, moves + 1):
+        # the moment it is sent, too: the server may not know it yet when the abort comes
+        while not (api := engine.connected_api()).running_rids:
+            await asyncio.sleep(0)
+        if number > 1:  # let it get somewhere
+            await asyncio.sleep(0.2)
+        assert router.movable(campaign, engine)
+        assert router.move(campaign, engine) == router.in_flight(campaign, engine) == 1
+        [rid] = api.running_rids
+        while rid in api.running_rids:
+            await asyncio.sleep(0.001)
+    return (await asking)[0]
+
+
+async def test_a_moved_answer_is_the_unmoved_one(posture: EnginePool, root: Path) -> None:
+    pin = await posture.pin(_target(root, 4))
+    moved = []
+    for ids in QUESTIONS[:2]:
+        unmoved, answer = [await _whole(posture, pin, ids, moves) for moves in (0, 2)]
+        assert answer.output_ids == unmoved.output_ids
+        assert answer.text == unmoved.text
+        assert (answer.finish_reason, unmoved.finish_reason) == ("length", "length")
+        assert unmoved.pieces == ()
+        assert sum(piece.tokens for piece in answer.pieces) in {0, 200}
+        moved.append(len(answer.pieces))
+    assert max(moved) >= 2
     await posture.unpin(pin)

@@ -82,6 +82,7 @@ async def test_drain_lets_requests_finish_before_the_next_pin(base: Path) -> Non
         pin = await rig.posture.pin(rig.target(1))
         asking = asyncio.create_task(rig.ask(pin))
         await rig.until(lambda: rig.engine().slots.in_flight == 1)
+        await rig.posture.unpin(pin)
         second = await rig.posture.pin(rig.target(2))
         with pytest.raises(GenerationFailed, match="the point has ended"):
             await asking  # it was not aborted, but its point has ended
@@ -99,6 +100,7 @@ async def test_drain_deadline_aborts_what_runs(base: Path) -> None:
         await rig.until(lambda: len(rig.fake()._running) == 1)
         rig.fake().delay_s = 0.0
         # (the running request keeps its 30 s)
+        await rig.posture.unpin(pin)
         second = await rig.posture.pin(rig.target(2))
         assert len(rig.fake().aborted) == 1
         assert texts(await rig.ask(second)) == [r"\boxed{2}"]

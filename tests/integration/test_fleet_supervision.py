@@ -16,6 +16,7 @@ from fleet_rig import Rig, directory_of, fleet, plan_of, texts
 from evald.config import Fleet
 from evald.engines.state import RestartPolicy, State
 from evald.errors import EvaldError, PinViolation, Unhealthy
+from evald.postures.contract import Pin
 from evald.postures.fleet import fleet_engines
 from evald.testing import (
     FakeEngine,
@@ -152,10 +153,11 @@ async def test_pin_gives_up_when_no_engine_is_alive(base: Path) -> None:
 
 async def test_fleet_without_engines(base: Path) -> None:
     async with fleet(base, engines=0) as rig:
+        target = rig.target(1)
         with pytest.raises(Unhealthy, match="the fleet has none"):
-            await rig.posture.pin(rig.target(1))
+            await rig.posture.pin(target)
+        assert rig.posture.capacity(Pin(target=target, weight_versions={})) == 1
         assert rig.posture.engines() == []
-        assert rig.posture.capacity() == 1
 
 
 async def test_pin_before_the_engine_is_ready_waits_for_it(base: Path) -> None:
@@ -238,7 +240,7 @@ async def test_real_processes_under_guard_with_a_fake_server_in_them(
             await posture.pin(bad)
         pin = await posture.pin(rig.target(2))
         assert texts(await rig.ask(pin)) == [r"\boxed{2}"]
-        assert posture.capacity() == 7
+        assert posture.capacity(pin) == 7
         pid = posture.engines()[0].pid
         assert pid is not None
         os.kill(pid, signal.SIGKILL)  # a crash while it serves: back on the same snapshot

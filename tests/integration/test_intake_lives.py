@@ -114,7 +114,7 @@ async def test_a_snapshot_that_cannot_be_deleted_is_told_once(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "evald.staging.alerts.deletable", lambda *_, **__: "cannot delete step_1: mode"
+        "evald.staging.notices.deletable", lambda *_, **__: "cannot delete step_1: mode"
     )
     async with node.life():
         for step in range(2):

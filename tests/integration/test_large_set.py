@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from rig import Rig, rig, until
@@ -28,9 +27,7 @@ def libraries(r: Rig) -> str:
 
 
 def test_long_responses_stream_to_disk_and_a_resume_does_not_hold_them(tmp_path: Path) -> None:
-    model = write_base_model(tmp_path / "base")
-    config = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 32768}))
+    model = write_base_model(tmp_path / "base", max_position_embeddings=32768)
     python = write_fake_python(tmp_path / "python", response_chars=RESPONSE_CHARS)
     with rig(tmp_path, python=python, model=model, questions=QUESTIONS) as r:
         text = r.config.read_text()

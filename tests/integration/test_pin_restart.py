@@ -114,6 +114,7 @@ async def test_requests_end_before_the_engine_starts_on_the_next_snapshot(base: 
         pin = await rig.posture.pin(rig.target(1))
         asking = asyncio.create_task(rig.ask(pin))
         await rig.until(lambda: rig.engine().slots.in_flight == 1)
+        await rig.posture.unpin(pin)
         await rig.posture.pin(rig.target(2))
         assert rig.launchers[0].engines[-2].aborted == []
         with pytest.raises(Exception, match="the point has ended"):

@@ -25,30 +25,13 @@ from evald.trainer.push import carrier_for
 from evald.trainer.push import plan as push_plan
 from evald.trainer.push.plan import Parcel
 
+pytest_plugins = ["push_places"]
+
 
 @pytest.fixture(scope="module")
 def far(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FarHost]:
     with far_host(tmp_path_factory.mktemp("far")) as host:
         yield host
-
-
-@pytest.fixture
-def near(tmp_path: Path) -> NearHost:
-    return NearHost(tmp_path)
-
-
-@pytest.fixture
-def spool(tmp_path: Path) -> Path:
-    path = tmp_path / "spool"
-    path.mkdir()
-    return path
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    path = tmp_path / "a root's"  # everything on its way is quoted
-    path.mkdir()
-    return path
 
 
 def test_a_snapshot_arrives_whole_readable_and_its_marker_last(

@@ -17,24 +17,7 @@ from evald.trainer.push import plan as push_plan
 from evald.trainer.push.far import StillHeld
 from evald.trainer.push.plan import Parcel
 
-
-@pytest.fixture
-def near(tmp_path: Path) -> NearHost:
-    return NearHost(tmp_path)
-
-
-@pytest.fixture
-def spool(tmp_path: Path) -> Path:
-    path = tmp_path / "spool"
-    path.mkdir()
-    return path
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    path = tmp_path / "a root's"  # everything on its way is quoted
-    path.mkdir()
-    return path
+pytest_plugins = ["push_places"]
 
 
 def test_another_export_of_the_step_does_not_go_on_from_the_first(

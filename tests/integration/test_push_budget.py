@@ -21,20 +21,9 @@ from evald.trainer.publish import NoRoom, publish
 from evald.trainer.publish.reservation import Reservations
 from evald.trainer.push.plan import Parcel
 
+pytest_plugins = ["push_places"]
 BUDGET = 1_000_000
 SIZE = 400_000
-
-
-@pytest.fixture
-def near(tmp_path: Path) -> NearHost:
-    return NearHost(tmp_path)
-
-
-@pytest.fixture
-def spool(tmp_path: Path) -> Path:
-    path = tmp_path / "spool"
-    path.mkdir()
-    return path
 
 
 @pytest.fixture

@@ -18,9 +18,7 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """What the configs' variables name."""
     data, demo = tmp_path / "data", tmp_path / "demo"
-    model = write_base_model(tmp_path / "model")
-    config = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 65536}))
+    model = write_base_model(tmp_path / "model", max_position_embeddings=65536)
     demo.mkdir()
     (demo / "base").symlink_to(model)
     sets = {

@@ -154,7 +154,8 @@ def node(tmp_path: Path) -> Iterator[Rig]:
     (tmp_path / "token").chmod(0o600)
     python = write_fake_python(tmp_path / "python", delay_s=1.2)
     status = f'listen = "127.0.0.1:0"\ntoken_file = "{tmp_path}/token"'
-    with rig(tmp_path, python=python, questions=64, status=status) as made:
+    fleet = "engines = 1\nmax_requests = 32"
+    with rig(tmp_path, python=python, questions=64, status=status, fleet=fleet) as made:
         made.start()
         yield made
 

@@ -183,6 +183,14 @@ def test_any_two_of_engines_gpus_and_size_give_the_third(
             "[[fleet.group]] a port = 1 is not allowed",
         ),
         (changed(fleet__pin_mode="reload"), "must be one of 'update', 'restart'"),
+        (
+            changed(fleet__fast_pin="on", fleet__pin_mode="restart"),
+            "fleet.fast_pin: 'on' is for updates, and fleet.pin_mode is 'restart'",
+        ),
+        (
+            changed(fleet__fast_pin="on", fleet__sglang={"load-format": "runai_streamer"}),
+            "or a group sets load_format = 'runai_streamer'; remove one",
+        ),
         (changed(fleet__inherit={}), "set exactly one of file, command and url, got none of them"),
         (
             changed(fleet__inherit={"file": "a", "url": "b"}),

@@ -31,6 +31,27 @@ async def test_points_run_in_order_and_at_most_max_in_flight(tmp_path: Path) -> 
         assert set(r.ends().values()) == {("ok", "")}
 
 
+async def test_points_that_share_the_engines_end_in_any_order(tmp_path: Path) -> None:
+    async with room(tmp_path, max_in_flight=3) as r:
+        for step in (1, 2, 3):
+            await r.dispatcher.offer(r.point(step))
+        await r.until(lambda: len(r.measure.started) == 3)
+        states = [p.state for p in r.dispatcher.view()[1]]
+        assert states == ["evaluating", "waiting", "waiting"]
+        r.measure.spare[1]()
+        await r.until(lambda: 2 in r.measure.spare)
+        running = r.dispatcher.view()[1]
+        assert [p.state for p in running] == ["evaluating", "evaluating", "waiting"]
+        assert [p.sets[0].name for p in running[:2]] == ["x1", "x2"]
+        r.release(2, 3)
+        await r.until(lambda: set(r.ends()) == {2, 3})
+        await r.until(lambda: [p.step for p in r.dispatcher.view()[1]] == [1])
+        r.release(1)
+        await r.until(lambda: len(r.ends()) == 3)
+        lags = [x.metrics["eval/lag_steps"] for x in r.records if isinstance(x, PointRecord)]
+        assert lags == [1, 0, 2]
+
+
 async def test_lag_counts_from_the_newest_known_step(tmp_path: Path) -> None:
     async with room(tmp_path) as r:
         for step in (10, 14):

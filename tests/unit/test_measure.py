@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import shutil
+import threading
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +65,7 @@ def start(measure: Measure, directory: Path, **fields: Any) -> asyncio.Task[Poin
         point,
         queued_s=0.0,
         turn=turn,
+        on_spare=lambda: None,
         on_state=lambda _: None,
         on_set=lambda _: asyncio.sleep(0),
     )
@@ -95,19 +98,84 @@ async def test_an_unhealthy_fleet_ends_the_point(tmp_path: Path, states: tuple[s
     assert record.reason == "unhealthy"
 
 
-async def test_close_ends_a_digest_that_takes_long(tmp_path: Path) -> None:
-    directory = write_snapshot(tmp_path / "step_1")
+def endless_snapshot(directory: Path) -> Path:
+    """Write a snapshot that takes no room, and minutes to hash."""
+    write_snapshot(directory)
     with (directory / "large.bin").open("wb") as file:
-        file.truncate(1 << 42)  # sparse: it takes no room, and minutes to read
-    measure = measure_of(NoEngineLeft())
-    point = start(measure, directory)
+        file.truncate(1 << 42)  # sparse
+    return directory
+
+
+class Preparing(NoEngineLeft):
+    """A posture that prepares for as long as ``work`` takes."""
+
+    def __init__(self, work: Callable[[], Awaitable[object]]) -> None:
+        super().__init__()
+        self._work = work
+        self.cancelled = False
+
+    async def prepare(self, point: EvalPoint) -> EvalPoint:
+        try:
+            await self._work()
+        except asyncio.CancelledError:
+            self.cancelled = True
+            raise
+        return point
+
+
+async def test_a_point_that_is_cancelled_ends_a_digest_that_takes_long(tmp_path: Path) -> None:
+    point = start(measure_of(NoEngineLeft()), endless_snapshot(tmp_path / "step_1"))
     await asyncio.wait({point}, timeout=0.3)
     assert not point.done()
     point.cancel()
-    measure.close()
+    with pytest.raises(asyncio.CancelledError):
+        await point
     async with asyncio.timeout(20):  # the thread is at its end, too
         await asyncio.get_running_loop().shutdown_default_executor()
-    assert point.done()
+
+
+async def test_a_snapshot_is_prepared_while_it_is_hashed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepares, hashes = threading.Event(), threading.Event()
+
+    def content_digest(*_: Any, **__: Any) -> str:
+        hashes.set()
+        assert prepares.wait(20)
+        return "d"
+
+    async def work() -> None:
+        prepares.set()
+        assert await asyncio.to_thread(hashes.wait, 20)
+
+    monkeypatch.setattr(measure_module, "content_digest", content_digest)
+    record = await start(measure_of(Preparing(work)), write_snapshot(tmp_path / "step_1"))
+    assert (record.reason, record.digest) == ("unhealthy", "d")
+
+
+async def test_a_snapshot_that_cannot_be_hashed_is_prepared_no_further(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def content_digest(*_: Any, **__: Any) -> str:
+        raise InvalidSnapshot("cannot read model.safetensors")
+
+    monkeypatch.setattr(measure_module, "content_digest", content_digest)
+    posture = Preparing(asyncio.Event().wait)
+    async with asyncio.timeout(20):
+        record = await start(measure_of(posture), write_snapshot(tmp_path / "step_1"))
+    assert (record.reason, record.detail) == ("invalid_snapshot", "cannot read model.safetensors")
+    assert posture.cancelled
+
+
+async def test_a_snapshot_that_cannot_be_prepared_is_hashed_no_further(tmp_path: Path) -> None:
+    async def work() -> None:
+        await asyncio.sleep(0.1)  # (the digest is under way)
+        raise InvalidSnapshot("cannot read tokenizer.json")
+
+    async with asyncio.timeout(20):
+        record = await start(measure_of(Preparing(work)), endless_snapshot(tmp_path / "step_1"))
+        assert record.detail == "cannot read tokenizer.json"
+        await asyncio.get_running_loop().shutdown_default_executor()
 
 
 async def test_a_checkpoint_that_its_trainer_deletes_is_missing_not_rewritten(

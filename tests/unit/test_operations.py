@@ -35,6 +35,7 @@ class OkMeasure:
         *,
         queued_s: float,  # noqa: ARG002 (the contract's)
         turn: asyncio.Event,
+        on_spare: Callable[[], None],  # noqa: ARG002 (the contract's)
         on_state: Callable[[str], None],  # noqa: ARG002 (the contract's)
         on_set: Callable[[SetRecord], Awaitable[None]],  # noqa: ARG002 (the contract's)
     ) -> PointRecord:
@@ -81,7 +82,7 @@ class Room:
             Dispatch(),
             ledger=self.ledger,
             measure=OkMeasure(),  # type: ignore[arg-type]
-            progress=list,
+            progress=lambda _key: [],
             retention=self.retention,
             shortage=has_room,
             run_ends=RunEnds(

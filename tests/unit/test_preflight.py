@@ -149,6 +149,30 @@ def test_no_engines_is_said(tmp_path: Path) -> None:
     assert any("no engines" in note for note in notes)
 
 
+@pytest.mark.parametrize(
+    ("engines", "dispatch", "told"),
+    [
+        (2, {"max_in_flight": 1}, True),
+        (1, {"max_in_flight": 1}, False),
+        (2, {}, False),
+        (2, {"max_in_flight": 1, "rolling": False}, False),
+    ],
+)
+def test_engines_that_wait_for_the_last_answers_are_told_of(
+    tmp_path: Path, engines: int, dispatch: dict[str, Any], *, told: bool
+) -> None:
+    raw = {
+        "staging": {"root": "root"},
+        "results": {"dir": "results"},
+        "dispatch": dispatch,
+        "fleet": {"model": "base", "device": "cpu", "engines": engines},
+        "eval": [{"name": "a", "path": "a.jsonl"}],
+    }
+    config(tmp_path)
+    notes = preflight(build_config(raw, base=tmp_path, environ={})).notes
+    assert any("points do not overlap" in note for note in notes) is told
+
+
 def test_the_environment_is_read_once(tmp_path: Path) -> None:
     environ = {**os.environ, "KEY": "at the start"}
     checked = preflight(config(tmp_path), environ=environ)

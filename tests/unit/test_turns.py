@@ -33,3 +33,27 @@ def test_leaving_from_the_middle_calls_nobody_too_early() -> None:
     assert not events[2].is_set()
     turns.leave(PointKey("r", 0))
     assert events[2].is_set()
+
+
+def test_who_shares_lets_the_next_one_go_on_beside_it() -> None:
+    turns = Turns()
+    first, second, third = (PointKey("r", step) for step in range(3))
+    events = [turns.join(key) for key in (first, second, third)]
+    turns.share(first)
+    assert [e.is_set() for e in events] == [True, True, False]
+    turns.leave(second)  # it ends before the one in front
+    assert [e.is_set() for e in events] == [True, True, True]
+    fourth = turns.join(PointKey("r", 3))
+    assert not fourth.is_set()
+    turns.leave(third)
+    assert fourth.is_set()
+
+
+def test_sharing_out_of_turn_calls_nobody_too_early() -> None:
+    turns = Turns()
+    events = [turns.join(PointKey("r", step)) for step in range(3)]
+    turns.share(PointKey("r", 1))
+    turns.share(PointKey("r", 9))  # it has left already
+    assert [e.is_set() for e in events] == [True, False, False]
+    turns.leave(PointKey("r", 0))
+    assert [e.is_set() for e in events] == [True, True, True]

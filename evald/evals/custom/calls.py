@@ -10,6 +10,7 @@ import msgspec
 from evald.errors import EvaldError
 from evald.evals.custom.messages import Ask, Returned
 from evald.postures.contract import Generation
+from evald.results.samples import Piece
 
 #: answers one request of the function; raises GenerationFailed, and what ends the point.
 Serve = Callable[[Ask], Awaitable[Generation]]
@@ -32,7 +33,8 @@ class Outcome(msgspec.Struct, frozen=True):
     """What a call has come to."""
 
     returned: Returned
-    #: the last answer of the engines, with the tokens of all of them; None: it never asked.
+    #: the last answer of the engines, with the tokens of all of them, and, if any was moved between
+    #: engines, the pieces of all of them; None: it never asked.
     generation: Generation | None
 
 
@@ -47,6 +49,8 @@ class Call:
         self.gone = asyncio.Event()
         self._requests: set[asyncio.Task[None]] = set()
         self._output_ids: list[int] = []
+        self._pieces: list[Piece] = []
+        self._moved = False
         self._last: Generation | None = None
 
     def watch(self, request: asyncio.Task[None]) -> None:
@@ -57,6 +61,8 @@ class Call:
     def answered(self, generation: Generation) -> None:
         """Take in one answer of the engines."""
         self._output_ids += generation.output_ids
+        self._pieces += generation.pieces or [_whole(generation)]
+        self._moved = self._moved or bool(generation.pieces)
         self._last = generation
 
     def returned(self, returned: Returned) -> None:
@@ -64,7 +70,8 @@ class Call:
         if not self.outcome.done():
             last = self._last
             if last is not None:
-                last = msgspec.structs.replace(last, output_ids=self._output_ids)
+                pieces = tuple(self._pieces) if self._moved else ()
+                last = msgspec.structs.replace(last, output_ids=self._output_ids, pieces=pieces)
             self.outcome.set_result(Outcome(returned, last))
 
     def fail(self, error: BaseException) -> None:
@@ -83,3 +90,11 @@ class Call:
         self._requests.discard(request)
         if not request.cancelled() and (error := request.exception()) is not None:
             self.fail(error)
+
+
+def _whole(generation: Generation) -> Piece:
+    return Piece(
+        engine=generation.engine,
+        weight_version=generation.weight_version,
+        tokens=len(generation.output_ids),
+    )

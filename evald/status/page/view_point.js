@@ -12,7 +12,7 @@ const STAGES = [
 const COUNTS = [
   ["n_truncated", "truncated"], ["n_no_answer", "no answer"], ["n_unfinished_thinking", "unfinished thinking"],
   ["n_error", "errors"], ["n_too_long", "too long"], ["n_grader_error", "grader errors"],
-  ["n_timeout", "timed out"], ["n_cut", "cut"], ["n_resumed", "resumed"],
+  ["n_timeout", "timed out"], ["n_cut", "cut"], ["n_resumed", "resumed"], ["n_moved", "moved"],
 ];
 
 export class PointPage {

@@ -157,7 +157,7 @@ export class SamplePage extends SamplesBase {
     const [before, after] = this.neighbours();
     const facts = [
       sample.n_tokens && `${number(sample.n_tokens)} tokens`, sample.finish_reason && `ended by ${sample.finish_reason}`,
-      sample.latency_s && `${sample.latency_s.toFixed(1)} s`, sample.engine, sample.weight_version,
+      sample.latency_s && `${sample.latency_s.toFixed(1)} s`, engines(sample), sample.weight_version,
     ].filter(Boolean);
     return h("section", { class: "panel detail-page" }, this.trail(),
       h("nav", { class: "along", "aria-label": "samples before and after" },
@@ -201,6 +201,12 @@ function mark(sample) {
 // What is right or wrong is 1 or 0, without digits.
 function whole(value, format) {
   return Number.isInteger(value) ? format(value).replace(".000", "") : format(value);
+}
+
+// Who has answered; of a sample that was moved, how many tokens each has given.
+function engines(sample) {
+  return (sample.pieces ?? []).map((piece) => `${piece.engine} (${number(piece.tokens)})`).join(" → ")
+    || sample.engine;
 }
 
 function show(value) {

@@ -19,7 +19,7 @@ from evald.trainer.export.pieces import TensorSpec
 from evald.trainer.export.shards import Part, ShardFile, ShardWriter
 
 #: more threads than this no longer make tmpfs faster.
-_MAX_LANES = 4
+MAX_LANES = 4
 
 
 class Job(NamedTuple):
@@ -44,7 +44,7 @@ class Sink(Protocol):
 def lanes_per_rank(ranks_on_host: int) -> int:
     """Return how many files this rank should write at once."""
     processors = len(os.sched_getaffinity(0))
-    return max(1, min(_MAX_LANES, processors // ranks_on_host))
+    return max(1, min(MAX_LANES, processors // ranks_on_host))
 
 
 def order(files: Sequence[ShardFile], lanes: int) -> Iterator[Job]:

@@ -41,7 +41,7 @@ def point(
     )
 
 
-def story(one: Comparing, *records: PointRecord) -> list[bool | str | None]:
+def story(one: Comparing, *records: PointRecord | SetRecord) -> list[bool | str | None]:
     """What the rule says of each point; "-": nothing."""
     told: list[bool | str | None] = []
     for record in records:
@@ -152,6 +152,23 @@ def test_what_does_not_compare() -> None:
     )  # fmt: skip
     # the first point was graded again: it is 0.1 now, and 5 is no worse
     assert told == ["-", "-", "-", "-", False, "-", "-", False, False, "-"]
+
+
+def test_a_point_that_ends_after_the_next_one_is_compared_with_the_one_before_it() -> None:
+    told = story(rule(), point(1, 0.9), point(3, 0.9), point(2, 0.1), point(4, 0.1))
+    assert told == ["-", False, True, True]
+
+
+def test_a_paired_difference_counts_only_to_the_point_that_it_was_computed_to() -> None:
+    """Step 2 ends between the set of step 3 and its record: the difference is to step 1."""
+    paired = {"eval/aime/delta_prev": -0.3, "eval/aime/delta_prev_p": 1e-9}
+    done = SetRecord(
+        run="a", step=3, record_id="3/aime", set="aime", counts=Counts(n_total=100), seconds=1,
+        metrics={},
+    )  # fmt: skip
+    third = point(3, 0.5, more=paired)
+    assert story(rule(), point(1, 0.8), point(2, 0.5), done, third)[-1] is True
+    assert story(rule(), point(1, 0.8), done, point(2, 0.5), third)[-1] is False
 
 
 def test_grading_again_tells_nothing_but_is_compared_with() -> None:

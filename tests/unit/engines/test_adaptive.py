@@ -9,7 +9,8 @@ import pytest
 
 from evald.engines.adaptive import AdaptiveLimit, read_load
 from evald.engines.api import EngineRejected, EngineUnreachable
-from evald.engines.limit_search import MOST, START_LIMIT, Load
+from evald.engines.limit_search import Load
+from evald.engines.server_size import MOST, START_LIMIT, ServerSize
 from evald.engines.slots import Slots
 
 LOOK_S = 0.002
@@ -140,6 +141,30 @@ async def test_the_limit_follows_the_engine_and_wakes_who_waits() -> None:
         engine.rank = {"token_usage": 0.99}
         await engine.looks(5)
         assert engine.slots.limit < MOST
+
+
+async def test_it_begins_where_the_server_says_and_keeps_what_was_found() -> None:
+    engine = Engine()
+    engine.room = 0
+    size = ServerSize(running=256, graph=256, tokens=600_000)
+    engine.adaptive.learn(size)
+    assert engine.slots.limit == size.start(None) == 268
+    assert engine.room == 1
+    async with engine.looked_at():
+        engine.fill()
+        engine.rank = {"token_usage": 0.99}
+        await engine.looks(5)
+        found = engine.slots.limit
+        assert found < 268
+    # its next life is of the same size
+    engine.adaptive.learn(size)
+    assert engine.slots.limit == found
+    engine.adaptive.learn(ServerSize(running=64, graph=64))
+    assert engine.slots.limit == 67
+    assert Engine(most=48).slots.limit == START_LIMIT
+    bounded = Engine(most=48)
+    bounded.adaptive.learn(size)
+    assert bounded.slots.limit == 48
 
 
 async def test_an_idle_engine_is_not_asked() -> None:

@@ -15,7 +15,7 @@ from evald.engines.api import EngineUnreachable
 from evald.engines.engine import SLACK_S, Engine, Order, Upkeep
 from evald.engines.launcher import Boot, Launched
 from evald.engines.pin import PinFailed, PinStage, Proof
-from evald.engines.readiness import layout_of
+from evald.engines.readiness import layout_of, may_move
 from evald.engines.state import RestartPolicy, State
 from evald.engines.supervision import Supervisor
 from evald.errors import EvaldError, SnapshotGone
@@ -36,6 +36,12 @@ class Silent:
         self.changes += 1
 
     def capacity_freed(self) -> None:
+        pass
+
+    def capacity_grown(self) -> None:
+        pass
+
+    def emptied(self) -> None:
         pass
 
     def pinned(self, engine: Engine, order: Order, proof: Proof) -> None:
@@ -225,11 +231,24 @@ def test_after_a_proof_failures_are_the_engines_fault() -> None:
     assert (one.scouting, one.verified) == (False, True)
     assert one.pin.weight_versions == {"engine-0": PROOF.weight_version}
     for _ in range(5):
-        assert one.add_failure("engine-1", LOAD_FAILED)
+        assert one.add_failure("engine-1", LOAD_FAILED, served=True)
     assert one.has_failed("engine-1")
     assert not one.has_failed("engine-0")
     assert not one.suspect
+    assert one.open
     assert one.verdict([alive()]) is None
+
+
+def test_failures_after_a_proof_while_nobody_serves_are_the_snapshots() -> None:
+    one = campaign()
+    one.add_failure("engine-0", LOAD_FAILED)
+    one.add_proof("engine-0", PROOF)
+    assert one.add_failure("engine-0", LOAD_FAILED)
+    assert one.open
+    assert not one.add_failure("engine-1", LOAD_FAILED)
+    assert (one.open, one.wants_engines) == (False, True)
+    assert one.gone is not None
+    assert "loaded before, and since then 2 attempts failed" in one.gone.detail
 
 
 def test_a_failed_drain_is_the_engines_fault() -> None:
@@ -250,19 +269,19 @@ def test_the_time_without_a_serving_engine_counts_from_its_end() -> None:
     now = [5.0]
     one = Campaign(TARGET, attempts=2, scouting=False, clock=lambda: now[0])
     seen = []
-    one.note_serving([alive()])
+    one.note_serving([alive()], starved=False)
     seen.append(one.down_since)  # never served yet: pin() has its own clock
     one.add_proof("engine-0", PROOF)
-    one.note_serving([alive()])
+    one.note_serving([alive()], starved=False)
     seen.append(one.down_since)
     now[0] = 9.0
-    one.note_serving([alive()])
+    one.note_serving([alive()], starved=False)
     seen.append(one.down_since)
     serving = alive()
     serving.machine.transition(State.PINNING)
     serving.machine.transition(State.SERVING)
     serving.pinned = one.order
-    one.note_serving([serving])
+    one.note_serving([serving], starved=False)
     seen.append(one.down_since)
     assert seen == [None, 5.0, 5.0, None]
 
@@ -297,3 +316,18 @@ def test_an_engine_that_stays_in_a_state_beyond_all_timeouts_stands_still() -> N
     one.machine.transition(State.QUARANTINED)
     now += 1e9
     assert one.pulse.overdue(1) == ""  # an operator has to look
+
+
+@pytest.mark.parametrize(
+    ("info", "moves"),
+    [
+        ({}, True),
+        ({"enable_deterministic_inference": False, "speculative_algorithm": None}, True),
+        ({"enable_deterministic_inference": True}, False),
+        ({"speculative_algorithm": "EAGLE3"}, False),
+    ],
+)
+def test_answers_move_only_where_an_abort_leaves_no_trace(
+    info: dict[str, Any], moves: bool
+) -> None:
+    assert may_move(info) is moves

@@ -1,9 +1,13 @@
+from importlib.metadata import distributions
 from pathlib import Path
 
+import msgspec
+import pytest
+
 from evald.config import BlackBox, Fleet
-from evald.engines.environment import engine_env
+from evald.engines.environment import PLUGIN, PLUGIN_DIR, engine_env
 from evald.engines.server_args import default_cache_dir
-from evald.postures.blackbox_process import environment
+from evald.postures.blackbox.process import environment
 
 CACHE = {"CACHE_DIRECTORY": "/var/cache/evald:/other", "HOME": "/var/lib/evald"}
 
@@ -29,3 +33,26 @@ def test_without_systemd_each_keeps_its_own_place() -> None:
     env = engine_env(Fleet(model="/m"), {"HOME": "/home/a"})
     assert not [name for name in env if "CACHE" in name]
     assert default_cache_dir({"HOME": "/home/a"}) == Path("/home/a/.cache/evald")
+
+
+@pytest.mark.parametrize(
+    ("device", "fast_pin", "there"),
+    [("cuda", "auto", True), ("cuda", "off", True), ("cpu", "auto", False), ("cpu", "on", True)],
+)
+def test_plugin_is_on_the_engines_path(device: str, fast_pin: str, *, there: bool) -> None:
+    fleet = msgspec.convert({"model": "/m", "device": device, "fast_pin": fast_pin}, Fleet)
+    assert engine_env(fleet, {}).get("PYTHONPATH") == (str(PLUGIN_DIR) if there else None)
+
+
+def test_plugin_stands_before_what_the_user_passes_and_on_the_users_list() -> None:
+    fleet = Fleet(model="/m", pass_env=["PYTHONPATH"])
+    env = engine_env(fleet, {"PYTHONPATH": "/mine", "SGLANG_PLUGINS": "theirs"})
+    assert env["PYTHONPATH"] == f"{PLUGIN_DIR}:/mine"
+    assert env["SGLANG_PLUGINS"] == f"theirs,{PLUGIN}"
+
+
+def test_sglang_finds_the_plugin_by_its_metadata() -> None:
+    [found] = distributions(path=[str(PLUGIN_DIR)])
+    [point] = found.entry_points
+    assert (point.group, point.name) == ("sglang.srt.plugins", PLUGIN)
+    assert (PLUGIN_DIR / point.module.replace(".", "/")).with_suffix(".py").exists()

@@ -54,7 +54,7 @@ def test_a_gpu_engine() -> None:
     assert launch.argv == [
         *("/opt/sglang/bin/python", "-W", "ignore", "-m", "sglang.launch_server"),
         *("--schedule-policy=lpm", "--enable-metrics", "--log-level-http=warning"),
-        "--tp-size=2",
+        *("--tp-size=2", "--max-running-requests=256", "--cuda-graph-max-bs-decode=256"),
         *("--model-path", "/models/base", "--device", "cuda"),
         *("--host", "127.0.0.1", "--port", "20123", "--weight-version", "n0nce"),
         *("--config", "/tmp/e0.yaml"),
@@ -139,7 +139,7 @@ def test_what_cannot_be_launched() -> None:
 
 
 def test_environment_is_a_list_of_what_may_pass() -> None:
-    fleet = Fleet(model="m", pass_env=["HF_TOKEN", "NOT_SET"])
+    fleet = Fleet(model="m", device="cpu", pass_env=["HF_TOKEN", "NOT_SET"])
     inherited = {key: value for key, value in engine_env(fleet, ENVIRON).items() if key in ENVIRON}
     assert inherited == {
         "PATH": "/bin",

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from evald.engines.limit_search import MOST, START_LIMIT, LimitSearch, Load, Rates, Reading
+from evald.engines.limit_search import LimitSearch, Load, Rates, Reading
+from evald.engines.server_size import MOST, START_LIMIT
 
 TOKENS = 20
 
@@ -97,6 +98,29 @@ def test_the_limit_comes_to_the_knee_and_stays(
     inside = [low <= limit <= high for limit in settled]
     assert sum(inside) >= 0.85 * len(settled)
     assert max(settled) <= max(2 * high, high + 1)
+
+
+@pytest.mark.parametrize("most", [268, MOST])
+def test_a_told_start_is_no_guess(most: int) -> None:
+    """Nothing is lost to trying while the server does what it was started for."""
+    search, server = LimitSearch(), Server(knee=5000, max_running=256)
+    limits(search, server, 3)
+    search.begin(268, most)
+    path = limits(search, server, 12)
+    assert path == [268] * 12
+    # it may still turn out to be too much: the KV cache decides
+    full = Server(knee=5000, kv_samples=100)
+    path = limits(search, full, 60)
+    assert path[-1] < 100
+
+
+def test_a_told_start_below_what_runs_is_left_behind_where_that_pays() -> None:
+    """A small graph, and a model so large that batches beyond it are faster all the same."""
+    search, server = LimitSearch(), Server(knee=400)
+    search.begin(64, MOST)
+    path = limits(search, server, 80)
+    assert path[:8] == [64] * 8
+    assert path[-1] >= 400
 
 
 def test_what_was_found_is_tried_less_and_less_often() -> None:

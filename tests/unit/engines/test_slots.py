@@ -67,3 +67,22 @@ async def test_busy_and_idle() -> None:
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.01):
             await slots.wait_busy()
+
+
+def test_who_is_told_of_what() -> None:
+    told: list[str] = []
+    slots = Slots(
+        4,
+        lambda: told.append("room"),
+        on_grown=lambda: told.append("grown"),
+        on_idle=lambda: told.append("idle"),
+    )
+    slots.enter(1)
+    slots.enter(2)
+    slots.leave(1)
+    slots.limit = 3
+    assert told == ["room"]
+    slots.limit = 5
+    assert told == ["room", "room", "grown"]
+    slots.leave(2)
+    assert told[3:] == ["room", "idle"]

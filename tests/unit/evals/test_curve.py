@@ -154,3 +154,38 @@ def test_a_record_of_somebody_elses_says_nothing() -> None:
             )
         )
     assert index.sets_seen("r") == {"a": SetSeen(step=4, config="c")}
+
+
+def test_points_that_end_in_another_order_are_compared_by_their_steps() -> None:
+    """A reload between steps 2 and 3, and 3 ends first: 2 breaks no curve, and nor does 4."""
+    index = PointIndex()
+
+    def end(step: int, config: str, revision: int = 0, name: str = "a") -> None:
+        index.apply(
+            PointRecord(
+                run="r",
+                step=step,
+                revision=revision,
+                record_id=f"r/step/{step}/r{revision}",
+                outcome=Outcome.OK,
+                provenance={"sets": {name: {"config": config}}},
+            )
+        )
+
+    def before(step: int, name: str = "a") -> str | None:
+        seen = index.set_before(PointKey("r", step), name)
+        return None if seen is None else f"{seen.config}{seen.step}"
+
+    assert before(1) is None
+    end(1, "old")
+    assert (before(2), before(3)) == ("old1", "old1")
+    end(3, "new")
+    assert (before(2), before(4)) == ("old1", "new3")
+    end(2, "old")
+    assert (before(2), before(4)) == ("old1", "new3")
+    # the trainer goes back, and step 2 is measured once more
+    end(2, "new", revision=1)
+    assert before(3) == "new2"
+    # a set that is measured now and then is compared with its own last point
+    end(5, "b", name="b")
+    assert (before(6), before(7, "b"), before(0)) == ("new3", "b5", "new2")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -96,12 +97,57 @@ async def test_capacity_that_grows_is_seen_without_an_answer(world: World, make_
         if posture.in_flight == 2:
             both.set()
         posture.size = 2
+        posture.wake()
         await both.wait()
         return text
 
     posture.reply = together
-    result = await asyncio.wait_for(world.evaluate(posture), 10)
+    result = await asyncio.wait_for(world.evaluate(posture), 3)
     assert result.counts.n_scored == 2
+
+
+async def test_a_large_fleet_is_filled_step_by_step(world: World, make_set: Any) -> None:
+    world.sets = [make_set(rows_of(200))]
+    posture = FakePosture(str, capacity=1000)
+    begun, all_there = [0], asyncio.Event()
+
+    async def once_all_are_there(text: str) -> str:
+        await all_there.wait()
+        return text
+
+    async def look() -> None:
+        while begun[-1] < 200:
+            await asyncio.sleep(0)
+            begun.append(posture.in_flight)
+        all_there.set()
+
+    posture.reply = once_all_are_there
+    async with asyncio.TaskGroup() as group:
+        group.create_task(look())
+        result = await world.evaluate(posture)
+    assert result.counts.n_scored == 200
+    steps = [after - before for before, after in pairwise(begun)]
+    # what began in one turn of the loop leaves it to the others before the next ones begin
+    assert max(steps) <= 16
+
+
+async def test_engines_hear_how_many_samples_are_left(world: World, make_set: Any) -> None:
+    world.sets = [
+        make_set(rows_of(3), "one", n_samples_per_eval_prompt=2),
+        make_set(rows_of(2, "b"), "two"),
+    ]
+    posture = FakePosture(str, capacity=2)
+
+    async def slow(text: str) -> str:
+        await asyncio.sleep(0.01)
+        if len(posture.requests) < 5:  # capacity for two samples: there are more questions
+            assert posture.samples_left == []
+        return text
+
+    posture.reply = slow
+    result = await world.evaluate(posture)
+    assert result.counts.n_scored == 8
+    assert posture.samples_left == [2, 1, 0]
 
 
 @pytest.mark.parametrize(
@@ -169,14 +215,13 @@ async def test_progress_can_be_seen(world: World, make_set: Any) -> None:
     posture = FakePosture(lambda text: {"a0": "a0", "a1": "wrong"}.get(text) or hang(text))
     task = asyncio.create_task(world.evaluate(posture))
     await until(lambda: posture.in_flight == 4)
-    assert world.evaluator is not None
-    one, two = world.evaluator.view()
+    one, two = world.view()
     assert (one.name, one.done, one.total, one.score) == ("one", 2, 4, 0.5)
     assert (two.name, two.done, two.total, two.score) == ("two", 0, 2, None)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert world.evaluator.view() == []
+    assert world.view() == []
 
 
 async def test_the_time_left_is_told_from_the_pace_of_the_set(
@@ -186,24 +231,28 @@ async def test_the_time_left_is_told_from_the_pace_of_the_set(
     world.sets = [make_set(rows_of(20), "one"), make_set(rows_of(2, "b"), "two")]
     posture = FakePosture(lambda text: hang(text) if text == "q19" else text)
     task = asyncio.create_task(world.evaluate(posture))
-    await until(lambda: 19 in [s.done for s in (world.evaluator.view() if world.evaluator else [])])
-    assert world.evaluator is not None
-    one, _ = world.evaluator.view()
+    await until(lambda: 19 in [s.done for s in world.view()])
+    one, _ = world.view()
     assert one.left_s is not None
-    await until(lambda: world.evaluator is not None and (world.evaluator.view()[1].left_s == 0))
+    await until(lambda: world.view()[1].left_s == 0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
 
 
-async def test_a_slow_grader_does_not_keep_the_engines_waiting(world: World, make_set: Any) -> None:
+@pytest.mark.parametrize(("questions", "capacity"), [(6, 2), (150, 80)])
+async def test_a_slow_grader_does_not_keep_the_engines_waiting(
+    world: World, make_set: Any, questions: int, capacity: int
+) -> None:
     world.workers = WorkerPool(size=1)
-    world.sets = [make_set(rows_of(6), grader="regex", regex="(a+)+b", grader_timeout_s=30.0)]
-    posture = FakePosture(lambda _text: "a" * 60, capacity=2)
+    rows = rows_of(questions)
+    world.sets = [make_set(rows, grader="regex", regex="(a+)+b", grader_timeout_s=30.0)]
+    posture = FakePosture(lambda _text: "a" * 60, capacity=capacity)
     task = asyncio.create_task(world.evaluate(posture))
-    await until(lambda: len(posture.requests) == 6)
-    assert world.evaluator is not None
-    assert world.evaluator.view()[0].done == 0
+    await until(lambda: len(posture.requests) == questions)
+    assert world.view()[0].done == 0
+    # the engines are of no use to it any more, and are told so
+    await until(lambda: posture.samples_left[-1:] == [0])
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

@@ -151,6 +151,9 @@ class Nowhere:
     async def set_done(self, result: SetResult) -> None:
         raise AssertionError(result)
 
+    def spare(self) -> None:
+        raise AssertionError("nobody waits for an engine")
+
     async def check_unchanged(self) -> None:
         raise AssertionError
 

@@ -11,8 +11,8 @@ import pytest
 from evald.blackbox.sglang_reference import SGLangReference
 from evald.config import BlackBox
 from evald.engines.gpus import known_gpus, visible_gpus
-from evald.postures.blackbox_config import check_black_box, fill_in
-from evald.postures.blackbox_process import environment
+from evald.postures.blackbox.config import check_black_box, fill_in
+from evald.postures.blackbox.process import environment
 
 
 def table(**settings: Any) -> BlackBox:

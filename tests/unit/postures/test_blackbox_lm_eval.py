@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from evald.blackbox.lm_eval import convert_sample
-from evald.postures.blackbox_results import BoxResults, ResultsRefused, read_results
-from evald.postures.blackbox_samples import write_samples
+from evald.postures.blackbox.results import BoxResults, ResultsRefused, read_results
+from evald.postures.blackbox.samples import write_samples
 from evald.results.samples import SampleJournal
 
 DATE = "2026-01-02T03-04-05.678901"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from evald.point import PointKey
-from evald.postures.blackbox_process import new_output
+from evald.postures.blackbox.process import new_output
 
 
 def test_every_attempt_has_an_empty_directory_of_its_own(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from evald.postures import blackbox_results
-from evald.postures.blackbox_results import (
+from evald.postures.blackbox import results as box_results
+from evald.postures.blackbox.results import (
     BoxResults,
     BoxSet,
     ResultsRefused,
@@ -20,7 +20,7 @@ from evald.postures.blackbox_results import (
     read_skip,
     skipped,
 )
-from evald.postures.blackbox_samples import MAX_LINE_BYTES, BoxSample, write_samples
+from evald.postures.blackbox.samples import MAX_LINE_BYTES, BoxSample, write_samples
 from evald.results.follow import split_lines
 from evald.results.records import Counts
 from evald.results.samples import SampleJournal
@@ -138,7 +138,7 @@ def test_what_is_no_result_is_refused_in_words(tmp_path: Path, content: Any, say
 
 
 def test_too_large_a_file_is_not_even_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blackbox_results, "MAX_RESULTS_BYTES", 50)
+    monkeypatch.setattr(box_results, "MAX_RESULTS_BYTES", 50)
     with pytest.raises(ResultsRefused, match="has 60 bytes, allowed are 50; write samples into a"):
         read_results(write(tmp_path, " " * 60))
 

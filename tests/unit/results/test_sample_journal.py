@@ -1,8 +1,10 @@
 import json
 import os
 import stat
+import threading
 import time
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -189,6 +191,48 @@ def test_a_failed_write_keeps_the_lines(tmp_path: Path, monkeypatch: pytest.Monk
     journal.append(sample(1))
     journal.close()
     assert len(journal.load("d", "c")) == 2
+
+
+def test_held_lines_wait_for_flush_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = SampleJournal(tmp_path, "set")
+    monkeypatch.setattr("evald.results.samples.FLUSH_INTERVAL_S", 0.0)
+    journal.hold(sample(0, response="x" * FLUSH_BYTES))
+    assert not journal.path.exists()
+    journal.flush()
+    assert len(lines(journal)) == 1
+    # ... unless they would fill the memory
+    monkeypatch.setattr("evald.results.samples._HELD_BYTES", 2 * FLUSH_BYTES)
+    journal.hold(sample(1, response="x" * FLUSH_BYTES))
+    assert len(lines(journal)) == 1
+    journal.hold(sample(2, response="x" * FLUSH_BYTES))
+    assert len(lines(journal)) == 3
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["slow", "slow, then full"])
+def test_a_slow_disk_holds_nobody_up_who_only_hands_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, fails: bool
+) -> None:
+    journal = SampleJournal(tmp_path, "set")
+    journal.hold(sample(0))
+    write, began, goes_on = os.write, threading.Event(), threading.Event()
+
+    def slow(descriptor: int, content: bytes) -> int:
+        began.set()
+        assert goes_on.wait(30)
+        if fails:
+            raise OSError("full")
+        return write(descriptor, content)
+
+    monkeypatch.setattr(os, "write", slow)
+    with ThreadPoolExecutor(1) as threads:
+        flushed = threads.submit(journal.flush)
+        assert began.wait(30)
+        journal.hold(sample(1))  # (it would never come back)
+        goes_on.set()
+        assert (flushed.exception() is not None) == fails
+    monkeypatch.undo()
+    journal.close()
+    assert [json.loads(line)["sample"] for line in lines(journal)] == [0, 1]
 
 
 def test_a_journal_that_cannot_be_read_is_not_appended_to(

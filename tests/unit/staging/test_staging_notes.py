@@ -127,15 +127,19 @@ print(*staging_notes.staging_notes(one, None, Machine()), sep="\\n")
     assert "setfacl -R -d -m" in printed
 
 
-def ledger(directory: Path, *, point_s: float, gap_s: float, points: int) -> Path:
+def ledger(directory: Path, *, point_s: float, gap_s: float, points: int, overlap_s: float) -> Path:
+    """Write the records of points that begin so long before the one before them has ended."""
     records: list[AnyRecord] = []
+    began_s = -point_s
     for step in range(points):
+        began_s = max(step * gap_s, began_s + point_s - overlap_s)
         fields: dict[str, Any] = {"run": "r", "step": step, "time": step * gap_s}
         records.append(
             Accepted(record_id=f"a{step}", directory="", size_bytes=1, fingerprint="", **fields)
         )
         timings = Timings(pin_s=1.0, evaluate_s=point_s - 1, queued_s=1e6)
-        point = PointRecord(record_id=f"p{step}", outcome=Outcome.OK, timings=timings, **fields)
+        ended: dict[str, Any] = {**fields, "time": began_s + point_s}
+        point = PointRecord(record_id=f"p{step}", outcome=Outcome.OK, timings=timings, **ended)
         records.append(point)
         records.append(
             PointRecord(
@@ -156,18 +160,22 @@ def ledger(directory: Path, *, point_s: float, gap_s: float, points: int) -> Pat
 
 
 @pytest.mark.parametrize(
-    ("point_s", "gap_s", "points", "is_told"),
+    ("point_s", "overlap_s", "gap_s", "points", "is_told"),
     [
-        (90.0, 60.0, 10, True),
-        (60.0, 60.0, 10, False),
-        (30.0, 60.0, 10, False),
-        (90.0, 60.0, 4, False),
+        (90.0, 0.0, 60.0, 10, True),
+        (140.0, 50.0, 60.0, 10, True),
+        (100.0, 50.0, 60.0, 10, False),
+        (60.0, 0.0, 60.0, 10, False),
+        (30.0, 0.0, 60.0, 10, False),
+        (90.0, 0.0, 60.0, 4, False),
     ],
 )
 def test_a_cadence_that_the_sets_cannot_keep_up_with_is_told(
-    tmp_path: Path, point_s: float, gap_s: float, points: int, is_told: bool
+    tmp_path: Path, point_s: float, overlap_s: float, gap_s: float, points: int, is_told: bool
 ) -> None:
-    results = ledger(tmp_path / "results", point_s=point_s, gap_s=gap_s, points=points)
+    results = ledger(
+        tmp_path / "results", point_s=point_s, gap_s=gap_s, points=points, overlap_s=overlap_s
+    )
     told = warnings(config(tmp_path / "root", results), None, machine(tmp_path))
     assert len(told) == is_told
     if is_told:

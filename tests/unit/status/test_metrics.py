@@ -90,7 +90,7 @@ def test_samples_are_counted_once_also_those_of_points_that_were_graded_again() 
     metrics = Metrics(view)
     counts = Counts(
         n_total=20, n_scored=14, n_truncated=3, n_no_answer=2, n_error=3, n_grader_error=2,
-        n_timeout=1,
+        n_timeout=1, n_moved=4,
     )  # fmt: skip
     metrics.note(
         SetRecord(run="r", step=1, record_id="s", set="a", counts=counts, seconds=1, metrics={})
@@ -103,6 +103,7 @@ def test_samples_are_counted_once_also_those_of_points_that_were_graded_again() 
         assert value(found, "evald_samples_total", result=result) == number
     assert value(found, "evald_samples_truncated_total") == 3
     assert value(found, "evald_samples_no_answer_total") == 2
+    assert value(found, "evald_samples_moved_total") == 4
     assert value(found, "evald_grader_errors_total") == 2
 
 

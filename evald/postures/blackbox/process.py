@@ -23,7 +23,7 @@ from evald.engines.process import EngineProcess
 from evald.engines.process_log import next_log
 from evald.errors import EvaldError
 from evald.point import EvalPoint, PointKey
-from evald.postures.blackbox_results import RESULTS_NAME, Skipped
+from evald.postures.blackbox.results import RESULTS_NAME, Skipped
 
 log = structlog.get_logger(__name__)
 

@@ -1,6 +1,6 @@
 """What runs in the process of ``[blackbox] class``: builds the object, hands it points.
 
-Run by path, standard library only: ``python blackbox_child.py SOCKET MODULE:CLASS``, in the user's
+Run by path, standard library only: ``python child.py SOCKET MODULE:CLASS``, in the user's
 interpreter (3.10 or newer), which need not have evald. SOCKET is an abstract unix socket on which
 the daemon listens; lines of JSON go over it. Results go into a file: standard output is the user's.
 
@@ -23,7 +23,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-EVALD = Path(__file__).resolve().parents[1]
+EVALD = Path(__file__).resolve().parents[2]
 #: longest message from the daemon, bytes.
 LIMIT_BYTES = 16 * 2**20
 #: how much of an exception's own words is reported, characters.

@@ -9,9 +9,9 @@ from evald.engines.own_socket import how_it_ended
 from evald.engines.process_log import last_words
 from evald.errors import EvaldError, EvalSkip
 from evald.point import SkipReason
-from evald.postures.blackbox_config import fill_in
-from evald.postures.blackbox_process import Request, Room
-from evald.postures.blackbox_results import Skipped, read_skip, skipped
+from evald.postures.blackbox.config import fill_in
+from evald.postures.blackbox.process import Request, Room
+from evald.postures.blackbox.results import Skipped, read_skip, skipped
 
 #: exit code by which a command says that it gives no score (sysexits.h EX_TEMPFAIL).
 EXIT_SKIP = 75

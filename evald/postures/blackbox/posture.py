@@ -15,10 +15,10 @@ import structlog
 from evald.config import Aggregate, BlackBox
 from evald.errors import EvaldError, EvalSkip
 from evald.evals.sets import LoadedSet
-from evald.point import EvalPoint, SkipReason
-from evald.postures.blackbox_class import ClassBox
-from evald.postures.blackbox_command import CommandBox
-from evald.postures.blackbox_process import (
+from evald.point import EvalPoint, PointKey, SkipReason
+from evald.postures.blackbox.class_box import ClassBox
+from evald.postures.blackbox.command_box import CommandBox
+from evald.postures.blackbox.process import (
     NAME,
     Box,
     Request,
@@ -27,8 +27,8 @@ from evald.postures.blackbox_process import (
     new_output,
     reap,
 )
-from evald.postures.blackbox_results import BoxResults, BoxSet, ResultsRefused, read_results
-from evald.postures.blackbox_samples import write_samples
+from evald.postures.blackbox.results import BoxResults, BoxSet, ResultsRefused, read_results
+from evald.postures.blackbox.samples import write_samples
 from evald.postures.contract import PointResult, SetResult, Stages
 from evald.pulse import Pulse
 from evald.results.modes import Modes
@@ -140,7 +140,7 @@ class BlackBoxPosture:
         """Refuse: nothing is ever quarantined."""
         raise EvaldError(f"cannot release {engine}: a black box has no engines of evald's")
 
-    def progress(self) -> list[SetView]:
+    def progress(self, key: PointKey) -> list[SetView]:  # noqa: ARG002 (the contract's)
         """Show nothing: a black box tells its sets when it is done."""
         return []
 

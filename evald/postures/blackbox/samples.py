@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from evald.blackbox import lm_eval
-from evald.postures.blackbox_results import BoxSet, Fault, ResultsRefused, decode_json
+from evald.postures.blackbox.results import BoxSet, Fault, ResultsRefused, decode_json
 from evald.results.records import Counts
 from evald.results.samples import SampleJournal, SampleRecord
 

@@ -20,7 +20,7 @@ _DOUBT_S = 600.0
 Alerting = Callable[[str, str], Awaitable[None]]
 
 
-class Alerts:
+class Notices:
     """Logs each fault once, and passes on the ones that belong into the ledger."""
 
     def __init__(self, on_alert: Alerting | None) -> None:

@@ -18,13 +18,12 @@ from evald.engines.own_socket import accept, how_it_ended, listen
 from evald.engines.process import EngineProcess
 from evald.errors import EvaldError, EvalSkip
 from evald.point import SkipReason
-from evald.postures import blackbox_child
-from evald.postures.blackbox_process import NAME, Request, Room
-from evald.postures.blackbox_results import Skipped, skipped
+from evald.postures.blackbox.process import NAME, Request, Room
+from evald.postures.blackbox.results import Skipped, skipped
 
 log = structlog.get_logger(__name__)
 
-_CHILD = Path(blackbox_child.__file__)
+_CHILD = Path(__file__).with_name("child.py")
 #: between the end of the process and that of its connection, in either order.
 _LAST_WORDS_S = 2.0
 _MAX_MESSAGE_BYTES = 2**20

@@ -1,0 +1,1 @@
+"""A fast way for snapshots into an engine, as a plugin of SGLang: needs torch, and not evald."""

@@ -1,0 +1,1 @@
+"""The posture whose points somebody else's evaluation measures, in processes of its own."""
