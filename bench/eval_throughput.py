@@ -32,6 +32,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from daemon_rig import ask, rig, until
 from engine_server import Server, server_of
 from idle_cost import cpu_seconds
 from minimal_client import Ask, Took, ask_all, asks_of, best_in_flight
@@ -43,10 +44,6 @@ from evald.results.records import PointRecord
 from evald.testing import write_snapshot
 from evald.testing.decode_model import Decode
 from evald.testing.fake_launcher import write_fake_python
-
-# a daemon with its surroundings is in no package
-sys.path.append(str(Path(__file__).parents[1] / "tests"))
-from rig import ask, rig, until
 
 SET = "throughput"
 _START_S, _POINT_S, _POLL_S = 600.0, 300.0, 0.005

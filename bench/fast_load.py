@@ -141,7 +141,7 @@ def measure(
     print(json.dumps(figures), flush=True)
     used: list[tuple[int, int]] = []
     many_s: list[float] = []
-    while len(many_s) < loads and time.monotonic() < deadline:
+    while not many_s or (len(many_s) < loads and time.monotonic() < deadline):
         many_s.append(load(parameters, fast, device))
         used.append(memory(device))
     lost = max(used[-1][i] - used[0][i] for i in range(2)) if device.type == "cuda" else 0

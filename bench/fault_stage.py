@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import msgspec
 from daemon_log import events, seconds
+from daemon_rig import Rig
 from engine_server import server_of
 
 from evald.engines.guard import LEAKING, SHARED_MEMORY, all_pids, descendants, read_stat
@@ -23,10 +24,6 @@ from evald.engines.guard import shared_memory as mapped_memory
 from evald.results.records import PointRecord
 from evald.results.samples import SampleRecord
 from evald.testing import write_base_model, write_snapshot
-
-# the rig of the daemon's tests is no package
-sys.path.append(str(Path(__file__).parents[1] / "tests"))
-from rig import Rig
 
 POLL_S = 0.1
 #: far above a start of real SGLang on two busy cores; nothing here waits longer.

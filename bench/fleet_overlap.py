@@ -21,7 +21,6 @@ import json
 import os
 import shutil
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -29,6 +28,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import msgspec
+from daemon_rig import Rig, rig, until
 from fleet_simulation import Arm, simulate
 from idle_cost import cpu_seconds
 
@@ -38,10 +38,6 @@ from evald.results.compressed import open_samples
 from evald.results.records import PointRecord
 from evald.results.samples import SampleRecord, sample_file
 from evald.testing import Decode, write_base_model, write_fake_python, write_snapshot
-
-# a daemon with its surroundings is in no package
-sys.path.append(str(Path(__file__).parents[1] / "tests"))
-from rig import Rig, rig, until
 
 ENGINES, SLOTS, IN_FLIGHT = 8, 64, 4
 QUESTIONS, SAMPLES, CAP = 30, 16, 16_384

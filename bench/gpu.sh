@@ -20,7 +20,8 @@ sglang=${SGLANG:-'attention-backend = "fa3"
 sampling-backend = "pytorch"
 grammar-backend = "none"
 context-length = 4096
-mem-fraction-static = 0.7'}
+mem-fraction-static = 0.7
+max-running-requests = 256'}
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 # kernels are built with the ninja of that environment
 PATH="$(dirname "$("$python" -c 'import sys; print(sys.executable)')"):$PATH"

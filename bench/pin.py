@@ -28,22 +28,19 @@ from pathlib import Path
 from typing import Any
 
 from daemon_log import events, seconds
+from daemon_rig import Rig, rig, until
 from engine_server import server_of
 
 from evald.engines.guard import descendants
 from evald.testing import write_snapshot
 from evald.testing.fake_launcher import write_fake_python
 
-# a daemon with its surroundings is in no package
-sys.path.append(str(Path(__file__).parents[1] / "tests"))
-from rig import Rig, rig, until
-
 SHM = "/dev/shm"  # noqa: S108 - where snapshots lie
 START_S = 600.0
 POINT_S = 120.0
 #: of the fake engine.
 FAKE_LOAD_S = 0.05
-#: of the server updated directly, on a GPU: seconds each, of which a lent machine has few.
+#: of the server updated directly, on a GPU: seconds each, and a GPU's time is dear.
 GPU_TURNS = 4
 #: times that the floor is measured; on a GPU once, since each is a process that imports torch.
 FLOORS = 5

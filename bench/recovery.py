@@ -31,14 +31,11 @@ from pathlib import Path
 from typing import Any
 
 from daemon_log import events, seconds
+from daemon_rig import Rig, rig, until
 from engine_server import Server, command_line, server_of
 
 from evald.engines.ports import free_port
 from evald.testing import write_base_model, write_snapshot
-
-# a daemon with its surroundings is in no package
-sys.path.append(str(Path(__file__).parents[1] / "tests"))
-from rig import Rig, rig, until
 
 ENGINES = 3
 #: so that a frozen engine is taken for nothing but a slow one.

@@ -56,7 +56,7 @@ if $quick; then
   bench 60 fast_load --quick
   bench 120 pin --quick
   bench 120 eval_throughput --quick
-  bench 180 daemon_cost --quick
+  bench 240 daemon_cost --quick
   bench 180 fleet_overlap --quick
 else
   bench 300 marker_latency

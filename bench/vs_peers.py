@@ -29,6 +29,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from daemon_rig import Rig, rig, until
 from engine_server import Server, server_of
 from eval_throughput import wait_for
 from minimal_client import Ask, ask_all, asks_of, best_in_flight
@@ -36,10 +37,6 @@ from peer_commands import PeerFailed, Peers, httpx_loop
 
 from evald.config import EvalSet
 from evald.testing import write_snapshot
-
-# a daemon with its surroundings is in no package
-sys.path.append(str(Path(__file__).parents[1] / "tests"))
-from rig import Rig, rig, until
 
 SET, MAX_TOKENS = "short", 8
 CANDIDATES = (96, 128, 192)

@@ -16,7 +16,6 @@ import json
 import shutil
 import socket
 import statistics
-import sys
 import tempfile
 import threading
 import time
@@ -24,14 +23,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from daemon_rig import Rig, ask, rig, until
 from idle_cost import cpu_seconds
 
 from evald.testing import write_snapshot
 from evald.testing.fake_launcher import write_fake_python
-
-# a daemon with its surroundings is in no package
-sys.path.append(str(Path(__file__).parents[1] / "tests"))
-from rig import Rig, ask, rig, until
 
 SCRAPE_S = 1.0
 _POINT_S = 300.0

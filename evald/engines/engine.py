@@ -153,6 +153,11 @@ class Engine:
         """Whether the engine can work, now or after its pin."""
         return self.state in ALIVE
 
+    @property
+    def at_work(self) -> bool:
+        """Whether it is alive, or being started on a snapshot: no other need be taken for that."""
+        return self.alive or self.pinning is not None
+
     def is_dead(self, life: int) -> bool:
         """Whether process number ``life`` has ended, or is ending."""
         return self.life != life or not self.alive
@@ -160,10 +165,10 @@ class Engine:
     def serves(self, order: Order) -> bool:
         """Whether ``order`` is loaded, proven and open for requests."""
         return (
-            self.state is State.SERVING
-            and self.pinned is order
+            self.pinned is order
             # what comes in once another is wanted, that one would wait for
-            and (self.order is None or self.order is order)
+            and (self.order is order or self.order is None)
+            and self.machine.state is State.SERVING
         )
 
     def tries(self, order: Order) -> bool:

@@ -1,4 +1,4 @@
-"""How one engine comes to the weights of its order: drained, loaded and proven, or only verified."""
+"""How an engine comes to the weights of its order: drained, loaded and proven; or only verified."""
 
 from __future__ import annotations
 
@@ -84,16 +84,14 @@ class NewWeights:
         if engine.state is State.SERVING:
             engine.machine.transition(State.DRAINING)
         try:
-            await drain(
-                api, engine.slots, self._engine.limits.drain_timeout_s, owned=self._upkeep.owned
-            )
+            timeout_s = engine.limits.drain_timeout_s
+            await drain(api, engine.slots, timeout_s, owned=self._upkeep.owned)
         except PinFailed as error:
             engine.pinning = None
             engine.events.pin_failed(engine, order, error)
             return ended(engine, State.UNHEALTHY, str(error))
-        booted = self._booted is not None and self._booted[0] is order
         leak = loading.fast.leaking(api) if self._upkeep.owned else ""
-        if leak or (self._upkeep.mode.restart and not booted):
+        if leak or (self._upkeep.mode.restart and self._booted_version(order) is None):
             # still on its way to the order: nobody else needs to try meanwhile
             detail = f"starts again on {order.name}" if not leak else f"starts again: {leak}"
             engine.machine.transition(State.STOPPED, detail)
@@ -107,10 +105,8 @@ class NewWeights:
         engine, target = self._engine, order.target
         engine.machine.transition(State.PINNING, order.name)
         try:
-            loaded = None
-            if self._booted is not None and self._booted[0] is order:
-                version = self._booted[1]
-            else:
+            version, loaded = self._booted_version(order), None
+            if version is None:
                 version = new_weight_version(target)
                 loaded = await loading.load(api, target, version)
             proof = await loading.prove(
@@ -122,6 +118,10 @@ class NewWeights:
         if loaded is not None:
             await loading.fast.worked(api, target.digest, loaded, engine=engine.name)
         return None
+
+    def _booted_version(self, order: Order) -> str | None:
+        """Return with which version the server was started on ``order``; None: it was not."""
+        return self._booted[1] if self._booted is not None and self._booted[0] is order else None
 
     async def _verify(self, api: EngineAPI, order: Order) -> Ending | None:
         """Look whether the server has come to the weights of ``order`` by itself."""

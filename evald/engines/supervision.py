@@ -137,6 +137,11 @@ class Supervisor:
                 limit.result()  # raises what only a bug can raise
             if not exited.done():
                 return ended(engine, State.STOPPED, engine.recall_reason)
+            # nothing else moves the engine on while its log is read
+            serve.cancel()
+            await asyncio.wait((serve,))
+            if not serve.cancelled():
+                return serve.result()
             words = await asyncio.to_thread(last_words, launched.log, secret=launched.api_key)
             said = f", its last words: {words}" if words else ""
             detail = f"process ended with code {process.returncode}{said}; see {launched.log}"

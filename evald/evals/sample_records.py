@@ -31,7 +31,7 @@ class SampleRecords:
             finish_reason=generation.finish_reason,
             response=generation.text,
             repeats=repeats(generation.text),
-            n_tokens=len(generation.output_ids),
+            n_tokens=answer.n_tokens,
             reference=question.label,
             in_thought=answer.in_thought,
             values=answer.values,

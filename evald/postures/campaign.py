@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 
@@ -11,6 +12,9 @@ from evald.errors import EvalSkip, PinViolation, SnapshotGone
 from evald.point import PinTarget
 from evald.postures.assignment import Need
 from evald.postures.contract import Pin
+
+#: of the samples without an answer that there were at the last look.
+_LOOK_AGAIN = 7 / 8
 
 
 class Campaign:
@@ -49,6 +53,8 @@ class Campaign:
         self.left: int | None = None
         #: since when.
         self.tail_since: float | None = None
+        #: how many there were when it was last time to look.
+        self._looked_at = math.inf
         #: samples that wait for room on an engine.
         self.waiting = 0
         self._on_need = on_need
@@ -100,7 +106,7 @@ class Campaign:
     ) -> bool:
         """Take in a failed attempt; True when the engine itself is at fault.
 
-        ``served``: others serve the snapshot meanwhile.
+        ``served``: others serve the snapshot meanwhile, or may be about to.
         """
         if isinstance(error, SnapshotGone):
             self.gone = error
@@ -165,11 +171,18 @@ class Campaign:
             joinable=self.gone is None,
         )
 
-    def note_left(self, samples: int) -> None:
-        """Take in how many samples have no answer."""
+    def note_left(self, samples: int) -> bool:
+        """Take in how many samples have no answer; whether it is time to look who is spared.
+
+        That takes longer the more engines there are: not each answer of thousands is worth it.
+        """
         self.left = samples
         if self.tail_since is None:
             self.tail_since = self._clock()
+        if samples > _LOOK_AGAIN * self._looked_at:
+            return False
+        self._looked_at = samples
+        return True
 
     @property
     def spare_told(self) -> bool:

@@ -82,8 +82,9 @@ class Campaigns:
             campaign.note_serving(self._engines, starved=self._starves(campaign))
         if taker is not None and self._stragglers is not None:
             self._stragglers.move(moves)
-        if taker is None and self._rolling and wanted and (moves or can_spare(needs, seats)):
-            for campaign in wanted:
+        untold = [] if taker is not None else [one for one in wanted if not one.spare_told]
+        if untold and self._rolling and (moves or can_spare(needs, seats)):
+            for campaign in untold:
                 campaign.tell_spare()
 
     def _choose(
@@ -110,7 +111,7 @@ class Campaigns:
         order = engine.order or (engine.pinned if engine.state is State.SERVING else None)
         at = next((n for n, campaign in enumerate(wanted) if campaign.order is order), None)
         return Seat(
-            alive=_works(engine),
+            alive=engine.at_work,
             at=at,
             arrived=order is not None and engine.serves(order),
             in_flight=engine.slots.in_flight,
@@ -130,15 +131,10 @@ class Campaigns:
 
     def _starves(self, campaign: Campaign) -> bool:
         """Whether other points have all engines that work."""
-        working = [engine for engine in self._engines if _works(engine)]
+        working = [engine for engine in self._engines if engine.at_work]
         if any(engine.order is campaign.order for engine in working):
             return False
         return any(self.of_order(engine.order) for engine in working)
-
-
-def _works(engine: Engine) -> bool:
-    """Whether it is alive, or being started on a snapshot: for that, none else need be taken."""
-    return engine.alive or engine.pinning is not None
 
 
 def _scouts(campaign: Campaign, crew: Sequence[Engine]) -> list[Engine]:

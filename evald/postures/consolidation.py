@@ -33,16 +33,24 @@ def engines_to_free(engines: Sequence[Straggling], most: int) -> list[int]:
     """Choose up to ``most`` engines whose answers fit beside those of the others; the emptiest."""
     freed: list[int] = []
     moved, moved_kv = 0, 0.0
+    most = min(most, len(engines) - 1)
+    room, kv_room = sum(map(_room, engines)), sum(map(_kv_room, engines))
     for i in sorted(range(len(engines)), key=lambda i: engines[i].running):
         if len(freed) == most:
             break
         one = engines[i]
-        rest = [other for j, other in enumerate(engines) if j != i and j not in freed]
-        room = sum(max(0, int(FILL * other.limit) - other.running) for other in rest)
-        kv_room = sum(max(0.0, KV_FILL - other.kv_use) for other in rest)
-        fits = moved + one.running <= room and moved_kv + one.kv_use <= kv_room
-        if one.movable and rest and fits:
+        rest, kv_rest = room - _room(one), kv_room - _kv_room(one)
+        if one.movable and moved + one.running <= rest and moved_kv + one.kv_use <= kv_rest:
             freed.append(i)
+            room, kv_room = rest, kv_rest
             moved += one.running
             moved_kv += one.kv_use
     return freed
+
+
+def _room(one: Straggling) -> int:
+    return max(0, int(FILL * one.limit) - one.running)
+
+
+def _kv_room(one: Straggling) -> float:
+    return max(0.0, KV_FILL - one.kv_use)

@@ -189,8 +189,8 @@ class EnginePool:
         campaign = self._campaigns.of_pin(pin)
         if campaign is None:
             return 1
-        serving = [lane for lane in self._lanes if lane.serves(campaign.order)]
-        return max(1, sum(lane.slots.limit for lane in serving))
+        order = campaign.order
+        return max(1, sum([lane.slots.limit for lane in self._lanes if lane.serves(order)]))
 
     def when_room(self, pin: Pin, call: Callable[[], None]) -> None:
         """Call whenever the capacity may have grown, until the point's end."""
@@ -201,11 +201,7 @@ class EnginePool:
     def left(self, pin: Pin, samples: int) -> None:
         """Take in how many samples of a point have no answer, since all are handed over."""
         campaign = self._campaigns.of_pin(pin)
-        if campaign is None:
-            return
-        fresh = campaign.left is None
-        campaign.note_left(samples)
-        if self._rules.rolling and (fresh or not samples or self._has_idle(campaign)):
+        if campaign is not None and campaign.note_left(samples) and self._rules.rolling:
             self._campaigns.look()
 
     def when_spare(self, pin: Pin, call: Callable[[], None]) -> None:
@@ -259,7 +255,8 @@ class EnginePool:
     def emptied(self) -> None:
         """Let an engine go where it is of use."""
         if any(campaign.left is not None for campaign in self._campaigns):
-            self._campaigns.look()
+            # (once its last answer is taken in: until then it counts as one that is missing)
+            asyncio.get_running_loop().call_soon(self._campaigns.look)
 
     def pinned(self, engine: Engine, order: Order, proof: Proof) -> None:
         """Take in a proven engine."""
@@ -273,7 +270,8 @@ class EnginePool:
         campaign = self._campaigns.of_order(order)
         if campaign is None:
             return False
-        served = any(one.serves(order) for one in self._engines)
+        others = (one for one in self._engines if one is not engine)
+        served = any(one.serves(order) or one.pinning is order for one in others)
         own_fault = campaign.add_failure(engine.name, error, served=served)
         self.changed()
         return own_fault
@@ -292,11 +290,6 @@ class EnginePool:
                 )
             )
             self.changed()
-
-    def _has_idle(self, campaign: Campaign) -> bool:
-        return any(
-            not engine.slots.in_flight and engine.serves(campaign.order) for engine in self._engines
-        )
 
     def _close(self, campaign: Campaign) -> None:
         self._campaigns.close(campaign)

@@ -8,8 +8,9 @@ from evald.postures.campaign import Campaign
 from evald.postures.lane import Lane
 
 #: a server knows a request a moment after it was sent, and takes an abort that comes before that
-#: for one of a request that is over: so that is said again until the request has ended.
-ABORT_AGAIN_S = 0.5
+#: for one of a request that is over: so that is said again until the request has ended. Doubles
+#: from the first to the last: a server that hangs answers none of them.
+ABORT_AGAIN_S, LAST_ABORT_AGAIN_S = 0.5, 10.0
 
 
 class Flight:
@@ -22,13 +23,15 @@ class Flight:
         self.movable = movable
         #: it has been aborted, to go on elsewhere.
         self.moving = False
+        self._wait_s = ABORT_AGAIN_S
         self._again: asyncio.TimerHandle | None = None
 
     def move(self) -> None:
         """Abort it, and again until ``land``."""
         self.moving = True
         self.lane.abort_soon(self.rids)
-        self._again = asyncio.get_running_loop().call_later(ABORT_AGAIN_S, self.move)
+        self._again = asyncio.get_running_loop().call_later(self._wait_s, self.move)
+        self._wait_s = min(2 * self._wait_s, LAST_ABORT_AGAIN_S)
 
     def land(self) -> None:
         """Take in that it has ended, well or not."""

@@ -52,7 +52,7 @@ class PinWait:
             if violation is not None:
                 raise violation
             now = time.monotonic()
-            at_work = [e for e in self._engines if e.alive or e.tries(campaign.order)]
+            at_work = [e for e in self._engines if e.at_work]
             if at_work and (len(at_work) == len(self._engines) or not self._rules.all_engines):
                 dead_since = now
             self._raise_when_dead(now - dead_since)

@@ -7,6 +7,7 @@ what it has so far comes back, and the other engine goes on from there.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Sequence
 
@@ -139,17 +140,25 @@ class Router:
             raise GenerationFailed(
                 "error", f"{deaths} engines died while they answered; last: {progress.trouble}"
             )
-        serving = self._serving(campaign)
-        # one that just failed this request is the last choice, not none
-        serving.sort(key=lambda e: (e is progress.avoid, e.slots.in_flight / e.slots.limit))
-        # one that was freed of it is none, as long as there is another
-        others = [lane for lane in serving if lane is not progress.left]
-        for lane in others or serving:
-            places = max(count, lane.slots.limit) if deaths >= DEATHS_ALONE else count
-            if lane.slots.fits(places):
-                lane.slots.enter(places)
-                return lane, places
-        return None
+        found, least = None, (True, math.inf)
+        for lane in self._lanes:
+            slots = lane.slots
+            # one that just failed this request is the last choice, not none
+            load = (lane is progress.avoid, slots.in_flight / slots.limit)
+            places = max(count, slots.limit) if deaths >= DEATHS_ALONE else count
+            # (whether it serves takes the longest to find out)
+            if load < least and slots.fits(places) and self._is_open(lane, campaign, progress):
+                found, least = (lane, places), load
+        if found is not None:
+            lane, places = found
+            lane.slots.enter(places)
+        return found
+
+    def _is_open(self, lane: Lane, campaign: Campaign, progress: Progress) -> bool:
+        """Whether a lane serves; one that was freed of the request does only if no other does."""
+        if not lane.serves(campaign.order):
+            return False
+        return lane is not progress.left or self._serving(campaign) == [lane]
 
     def _patience_s(self, campaign: Campaign) -> float:
         """Tell how long to wait for a change; raises Unhealthy where none is to be hoped for."""

@@ -75,7 +75,7 @@ class Stragglers:
             samples = self._mover.move(campaign, engine)
             log.info(
                 "stragglers_moved",
-                point=campaign.order.name,
+                directory=campaign.order.name,
                 engine=engine.name,
                 samples=samples,
             )

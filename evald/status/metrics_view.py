@@ -62,7 +62,7 @@ def _queue(view: StatusView) -> Iterator[Metric]:
     )
     sets = [one for point in view.running for one in point.sets]
     yield _gauge(
-        "evald_running_samples", "Samples of the running point.", sum(one.total for one in sets)
+        "evald_running_samples", "Samples of the points that run.", sum(one.total for one in sets)
     )
     yield _gauge("evald_running_samples_done", "Of those, done.", sum(one.done for one in sets))
     yield _gauge(

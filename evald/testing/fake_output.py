@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from evald.testing.snapshots import END_TOKEN
+
 NAN_ANSWER = "!"
 ABORTED = {"type": "abort", "message": "Aborted"}
 
@@ -20,7 +22,7 @@ def stopped(length: int, limit: int) -> dict[str, Any]:
     """Say why a response of that length ends, of which ``limit`` tokens may come."""
     if length >= limit:
         return {"type": "length", "length": limit}
-    return {"type": "stop", "matched": 257}
+    return {"type": "stop", "matched": END_TOKEN}
 
 
 def answer_body(

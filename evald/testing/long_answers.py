@@ -17,6 +17,7 @@ from typing import NamedTuple
 import xxhash
 
 from evald.testing.decode_model import Decode
+from evald.testing.snapshots import END_TOKEN
 
 _BEGIN = b"\x02"
 #: 31 bytes; its dashes take three each.
@@ -39,8 +40,6 @@ def _token_order() -> bytes:
     return bytes([*printable, *(byte for byte in range(256) if byte not in printable)])
 
 
-#: of the tokenizer of ``snapshots``; it ends a response, and has no text.
-END_TOKEN = 257
 _BYTE_OF = _token_order()
 _TOKEN_OF = bytes(_BYTE_OF.index(byte) for byte in range(256))
 BEGIN_TOKEN = _TOKEN_OF[_BEGIN[0]]

@@ -21,6 +21,8 @@ ANSWER_TENSOR = "model.norm.weight"
 
 HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, FFN, VOCAB = 64, 1, 2, 1, 64, 128, 320
 SPECIALS = ["<|pad|>", "<|end|>", "<|user|>", "<|assistant|>", "<|system|>"]
+#: the first two of them, behind the 256 bytes; the second one ends a response.
+PAD_TOKEN, END_TOKEN = 256, 257
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>"
     "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
@@ -32,8 +34,8 @@ CONFIG: dict[str, Any] = {
     "attention_bias": False,
     "attention_dropout": 0.0,
     "bos_token_id": None,
-    "eos_token_id": 257,
-    "pad_token_id": 256,
+    "eos_token_id": END_TOKEN,
+    "pad_token_id": PAD_TOKEN,
     "head_dim": HEAD_DIM,
     "hidden_act": "silu",
     "hidden_size": HIDDEN,
@@ -173,7 +175,7 @@ def write_base_model(directory: Path, *, seed: int = 0, answer: int = 0, **confi
     """
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(CONFIG | config, indent=1))
-    eos = {"eos_token_id": 257, "pad_token_id": 256}
+    eos = {"eos_token_id": END_TOKEN, "pad_token_id": PAD_TOKEN}
     (directory / "generation_config.json").write_text(json.dumps(eos))
     _write_tokenizer(directory)
     write_safetensors(directory / "model.safetensors", model_tensors(seed, answer))

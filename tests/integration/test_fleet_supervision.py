@@ -15,7 +15,7 @@ from fleet_rig import Rig, directory_of, fleet, plan_of, texts
 
 from evald.config import Fleet
 from evald.engines.state import RestartPolicy, State
-from evald.errors import EvaldError, PinViolation, Unhealthy
+from evald.errors import EvaldError, GenerationFailed, PinViolation, Unhealthy
 from evald.postures.contract import Pin
 from evald.postures.fleet import fleet_engines
 from evald.testing import (
@@ -42,6 +42,23 @@ async def test_failed_probes_restart_the_engine(base: Path) -> None:
         await rig.until(lambda: len(rig.launchers[0].engines) == 2)
         assert texts(await rig.ask(pin)) == [r"\boxed{1}"]
         assert rig.posture.engines()[0].restarts == 1
+
+
+@pytest.mark.parametrize("mode", ["update", "restart"])
+async def test_an_engine_that_dies_while_it_is_drained_comes_back(base: Path, mode: str) -> None:
+    async with fleet(base, pin_mode=mode, delay_s=0.5) as rig:
+        first = await rig.posture.pin(rig.target(1))
+        asking = asyncio.create_task(rig.ask(first))
+        await rig.until(lambda: rig.engine().slots.in_flight == 1)
+        await rig.posture.unpin(first)
+        pinning = asyncio.create_task(rig.posture.pin(rig.target(2)))
+        await rig.until_state(State.DRAINING)
+        rig.fake().die()
+        with pytest.raises(GenerationFailed, match="the point has ended"):
+            await asking
+        assert texts(await rig.ask(await pinning)) == [r"\boxed{2}"]
+        assert rig.task is not None
+        assert not rig.task.done()
 
 
 async def test_finished_responses_beat_probes(base: Path) -> None:

@@ -99,11 +99,26 @@ async def test_a_running_point_shows_as_it_goes(tmp_path: Path, chromium_url: st
         await s.ledger.append(set_record("demo", 820, "aime", 0.47))
         await page.until_text("step 820", ".points tbody tr", 5)
         await page.until_text("running", ".points tbody tr")
+        await page.until_text("820:6a0a4e6f", ".engines tbody")
         await page.until_text("step 820: 0.470", ".card .readout")
         await s.add_points(7, 7)  # of another run: the shown one stays
         await page.until("document.querySelector('header select')?.value === 'demo'")
         assert await page.js("window.notReloaded")
         assert page.complaints == []
+
+
+async def test_a_point_was_compared_with_one_that_had_ended(
+    tmp_path: Path, chromium_url: str
+) -> None:
+    async with watched(tmp_path, chromium_url, n_points=0) as (s, page):
+        for step in (1, 3, 2, 4):
+            await s.add_points(step, step)
+        await opened(s, page)
+        await page.until(f"{ROW} === 4")
+        before = await page.js(
+            "(run => run.all().map(one => run.before(one)?.step ?? 0))(window.evald.store.run('a'))"
+        )
+        assert before == [3, 1, 1, 0]  # of 4, 3, 2, 1
 
 
 async def test_a_zoom_stays_when_a_record_comes(tmp_path: Path, chromium_url: str) -> None:

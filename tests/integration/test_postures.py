@@ -220,7 +220,11 @@ def test_black_box_command(tmp_path: Path) -> None:
 
 def test_operator_verbs_over_the_status_server(tmp_path: Path) -> None:
     python = write_fake_python(tmp_path / "python", delay_s=0.3)
-    with rig(tmp_path, python=python, questions=300, dispatch="max_in_flight = 1") as r:
+    # the first point must still run when it is aborted, however slow the commands are
+    fleet = "engines = 1\nmax_requests = 32"
+    with rig(
+        tmp_path, python=python, questions=300, fleet=fleet, dispatch="max_in_flight = 1"
+    ) as r:
         r.start()
 
         def ctl(*arguments: str, code: int = 0) -> str:

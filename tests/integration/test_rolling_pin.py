@@ -129,8 +129,7 @@ async def test_a_snapshot_that_is_damaged_after_its_pin_costs_no_engine(
 
 
 async def test_an_engine_that_is_started_on_a_snapshot_counts_as_on_its_way(base: Path) -> None:
-    settings = {"pin_mode": "restart", "start_timeout_s": 20.0}
-    async with fleet(base, engines=3, **settings) as rig:
+    async with fleet(base, engines=3, pin_mode="restart", start_timeout_s=20.0) as rig:
         first, straggler = await with_straggler(rig, engines=3, delay_s=30.0)
         rig.posture.left(first, 1)
         second = await rig.posture.pin(rig.target(2))

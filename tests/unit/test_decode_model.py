@@ -10,7 +10,8 @@ from tokenizers import Tokenizer
 
 from evald.testing import Decode, write_base_model
 from evald.testing.decode_model import DecodeModel, Decoder
-from evald.testing.long_answers import END_TOKEN, response_tokens, split, text_of, tokens_of
+from evald.testing.long_answers import response_tokens, split, text_of, tokens_of
+from evald.testing.snapshots import END_TOKEN
 
 STEP = Decode(step_s=1.0, slots=4)
 

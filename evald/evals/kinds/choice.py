@@ -140,7 +140,7 @@ class LoglikelihoodChoice:
         grade = Grade(
             float(chosen == gold), answer=question.options[chosen], reason=_reason(question, sums)
         )
-        return [Answer(generation=scored[chosen], grade=grade, values=values) for _ in samples]
+        return [Answer.of(scored[chosen], grade=grade, values=values) for _ in samples]
 
 
 def _argmax(values: list[float]) -> int:

@@ -15,9 +15,12 @@ from evald.postures.contract import Generation
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What came back for one sample."""
+    """What came back for one sample; made by ``of``."""
 
+    #: without its token ids and log-probabilities: where a response waits for its grader, those
+    #: would take ten times the memory of its text.
     generation: Generation
+    n_tokens: int
     #: known without a grader; None: the set's grader decides.
     grade: Grade | None = None
     #: the prompt ended inside an open thought, so that the response begins in it.
@@ -26,6 +29,13 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     values: dict[str, float] = {}
     #: the conversation behind the response, kept with the sample.
     messages: list[Any] | None = None
+
+    @classmethod
+    def of(cls, generation: Generation, **more: Any) -> Answer:
+        """Keep of ``generation`` what a record needs; ``more``: the other fields."""
+        n_tokens = len(generation.output_ids)
+        kept = msgspec.structs.replace(generation, output_ids=[], prompt_logprobs=[])
+        return cls(generation=kept, n_tokens=n_tokens, **more)
 
 
 class Asker(Protocol):

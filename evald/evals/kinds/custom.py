@@ -93,10 +93,8 @@ class Custom:
                 f"{self._set.function} returned without an answer of the engines: its score would "
                 "be of no weights",
             )
-        return Answer(
-            generation=msgspec.structs.replace(
-                last, text=returned.text, latency_s=loop.time() - began_s
-            ),
+        return Answer.of(
+            msgspec.structs.replace(last, text=returned.text, latency_s=loop.time() - began_s),
             grade=returned.grade,
             in_thought=returned.in_thought,
             values=returned.values,

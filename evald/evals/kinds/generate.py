@@ -77,6 +77,6 @@ class Generate:
             [prompt] * len(samples), sampling_for(self._set, question.id, samples)
         )
         return [
-            Answer(generation=generation, in_thought=encoded.in_thought)
+            Answer.of(generation, in_thought=encoded.in_thought)
             for generation in generations
         ]

@@ -113,7 +113,7 @@ class Perplexity:
         n_tokens = sum(len(one.prompt_logprobs) for one in scored)
         values = {"nll": nll, "tokens": float(n_tokens), "bytes": float(encoded.n_bytes)}
         grade = Grade(nll / n_tokens, reason=f"{n_tokens} tokens, {nll:.3f} nats")
-        return [Answer(generation=scored[0], grade=grade, values=values) for _ in samples]
+        return [Answer.of(scored[0], grade=grade, values=values) for _ in samples]
 
 
 def cut_windows(n_tokens: int, size: int, overlap: int) -> list[tuple[int, int, int]]:

@@ -69,9 +69,9 @@ export class Run {
     this.ended = false;
     this.changes += 1;
     for (const name of record.metrics.keys()) this.metrics.add(name);
-    for (const name of record.type === "set" ? [record.set] : record.sets) {
-      if (!this.sets.includes(name)) this.sets.push(name);
-    }
+    // sets end in any order; a point has them in that of the config
+    this.sets = record.type === "set"
+      ? [...new Set([...this.sets, record.set])] : [...new Set([...record.sets, ...this.sets])];
     const id = `${record.run}/${record.kind}/${record.step}/r${record.revision}`;
     if (record.type === "point") {
       this.points.set(id, record);
@@ -114,13 +114,13 @@ export class Run {
     return this.all().find((point) => point.kind === "baseline" && point.outcome !== "skipped") ?? null;
   }
 
-  // The point that `point` is compared with: the newest measured one of a lower step.
+  // The point that `point` was compared with: of those that had ended by then, the newest measured
+  // one of a lower step.
   before(point) {
     if (point.kind !== "step") return null;
-    const found = this.curve().filter(
-      (one) => one.step < point.step && (one.outcome === "ok" || one.outcome === "partial"),
-    );
-    return found.at(-1) ?? null;
+    return this.all().find((one) =>
+      one.kind === "step" && one.step < point.step && (one.outcome === "ok" || one.outcome === "partial") &&
+      (point.type !== "point" || one.seq < point.seq)) ?? null;
   }
 
   // Names that have a curve of their own: eval sets, then aggregates, then what else there is.

@@ -21,7 +21,7 @@ export function nowPanels(status) {
 }
 
 function running(point) {
-  return h("div", { class: "running", "data-key": `${point.kind} ${point.step} ${point.revision}` },
+  return h("div", { class: "running", "data-key": `${point.run} ${point.kind} ${point.step} ${point.revision}` },
     h("p", {}, h("strong", {}, stepName(point)), ` ${point.state} for ${seconds(point.since_s)}`),
     point.sets.map((set) => {
       const share = set.total ? set.done / set.total : 0;
@@ -44,18 +44,25 @@ export function bar(share, label, kind = "") {
 
 function engines(list) {
   if (list.length === 0) return h("p", { class: "muted" }, "There are none.");
-  const head = ["engine", "state", "in flight", "tokens/s", "KV use", "waiting", "restarts"];
+  const head = ["engine", "state", "weights", "in flight", "tokens/s", "KV use", "waiting", "restarts"];
   return h("div", { class: "scroll" }, h("table", { class: "engines" },
-    h("thead", {}, h("tr", {}, head.map((name, at) => h("th", { class: at > 1 ? "n" : "" }, name)))),
+    h("thead", {}, h("tr", {}, head.map((name, at) => h("th", { class: at > 2 ? "n" : "" }, name)))),
     h("tbody", {}, list.map((engine) =>
       h("tr", { "data-key": engine.name },
         h("td", {}, h("a", { href: engineLink(engine.name) }, engine.name)),
         h("td", {}, h("span", { class: `state ${engine.state}` }, engine.state)),
+        h("td", { title: engine.weight_version ?? "" }, weights(engine.weight_version)),
         h("td", { class: "n" }, number(engine.in_flight)),
         h("td", { class: "n" }, engine.tokens_per_s == null ? "–" : number(Math.round(engine.tokens_per_s))),
         h("td", { class: "n" }, percent(engine.kv_use)),
         h("td", { class: "n" }, number(engine.waiting)),
         h("td", { class: "n" }, number(engine.restarts)))))));
+}
+
+// The label without its run and its nonce: points may overlap, so engines may serve different steps.
+function weights(version) {
+  const parts = (version ?? "–").split(":");
+  return parts.length > 3 ? parts.slice(-3, -1).join(":") : parts.join(":");
 }
 
 function disks({ staging, disk }) {

@@ -2,15 +2,20 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from evald.config import EvalSet
 from evald.errors import ConfigError, EvalSkip, InvalidSnapshot, SnapshotGone
-from evald.evals.encoding import Fault
+from evald.evals.encoding import Encoded, Encoding, Fault
 from evald.evals.kinds.generate import EncodedPrompt
 from evald.evals.preparation import Preparation, PreparedPoint, check_prompts
+from evald.evals.rows import Question
 from evald.evals.sets import LoadedSet, load_set
 from evald.evals.token_ids import unpack
 from evald.point import EvalPoint, PointKey, Snapshot
@@ -53,6 +58,44 @@ def test_prompts_are_the_base_models_and_encoded_once(make_model: Any, make_set:
     assert first.provenance["chat_template"]["differs"] is False
     assert second.provenance["chat_template"]["differs"] is True
     assert second.provenance["tokenizer"]["differs"] is False
+
+
+class Slow(Encoding):
+    """Says when it encodes, and goes on when it may."""
+
+    def __init__(self, *, encodes: threading.Event, may: threading.Event) -> None:
+        super().__init__()
+        self._encodes, self._may = encodes, may
+
+    def encode(self, eval_set: EvalSet, questions: Sequence[Question]) -> list[Encoded]:
+        self._encodes.set()
+        assert self._may.wait(20)
+        return super().encode(eval_set, questions)
+
+
+def test_a_point_waits_for_the_thread_of_one_that_was_cancelled(
+    make_model: Any, make_set: Any
+) -> None:
+    """They share one encoder: nothing cancels a thread, and the next point comes all the same."""
+    base = make_model()
+    encodes, may = threading.Event(), threading.Event()
+    made: list[Slow] = []
+
+    def make_encoder() -> Slow:
+        made.append(Slow(encodes=encodes, may=may))
+        return made[-1]
+
+    preparation = Preparation([toy(make_set)], base, make_encoder=make_encoder)
+    with ThreadPoolExecutor(2) as pool:
+        cancelled = pool.submit(preparation.prepare, point_at(copy_of(base, "step_1")))
+        assert encodes.wait(20)
+        before = len(made)
+        after = pool.submit(preparation.prepare, point_at(copy_of(base, "step_2")))
+        wait([after], timeout=0.2)
+        assert len(made) == before
+        may.set()
+        prompts = cancelled.result(20).sets[0].prompts
+        assert after.result(20).sets[0].prompts is prompts
 
 
 def test_the_snapshots_own_template_is_used_when_asked_for(make_model: Any, make_set: Any) -> None:

@@ -194,9 +194,9 @@ async def test_a_closed_journal_is_not_opened_again(
         engine="e",
         latency_s=0.1,
     )
-    run.ungraded(0, 0, Answer(generation=generation), "no grader")
+    run.ungraded(0, 0, Answer.of(generation), "no grader")
     run.close()
-    run.ungraded(1, 0, Answer(generation=generation), "no grader")
+    run.ungraded(1, 0, Answer.of(generation), "no grader")
     run.close()
     lines = (tmp_path / "samples" / "toy.jsonl").read_text().splitlines()
     assert len(lines) == 1
