@@ -76,7 +76,4 @@ class Generate:
         generations = await asker.generate(
             [prompt] * len(samples), sampling_for(self._set, question.id, samples)
         )
-        return [
-            Answer.of(generation, in_thought=encoded.in_thought)
-            for generation in generations
-        ]
+        return [Answer.of(generation, in_thought=encoded.in_thought) for generation in generations]
