@@ -13,7 +13,7 @@ from staging_node import Node, until
 
 from evald.point import PointKey
 from evald.presets import PRESETS
-from evald.staging import alerts
+from evald.staging import notices
 from evald.staging.offers import InvalidPoint, RunEnded
 from evald.staging.validate import BaseModel
 from evald.testing import write_base_model, write_safetensors
@@ -138,7 +138,7 @@ async def test_one_that_vanishes_before_the_end_does_not_hold_it_up(node: Node) 
 async def test_a_checkpoint_that_stays_in_doubt_is_told_once(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(alerts, "_DOUBT_S", 0.3)
+    monkeypatch.setattr(notices, "_DOUBT_S", 0.3)
     save("hf-trainer", node.root, 1)
     age(node.root)
     directory = node.root / "checkpoint-1"
