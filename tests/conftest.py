@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,10 @@ from plain_environ import plain_environ
 from evald.engines import readiness, supervision
 from evald.engines.state import RestartPolicy
 from evald.testing import write_base_model
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # a shell's background job ignores it, and so would every command that a test interrupts
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

@@ -28,10 +28,10 @@ from evald.point import PinTarget
 
 T = TypeVar("T")
 
-#: token ids that every vocabulary has, and how far they are continued: one token comes out of the
-#: prompt's pass through the weights, the next one out of a decode step, which may be a CUDA graph.
+#: token ids that every vocabulary has, and what they are continued by: one pass through all of the
+#: weights, which is all that a canary can tell.
 CANARY_IDS = [1, 2, 3, 4]
-CANARY_TOKENS = 2
+CANARY_TOKENS = 1
 CANARY_TIMEOUT_S = 60.0
 #: running requests end this soon after they were aborted, or the engine hangs.
 ABORT_TIMEOUT_S = 30.0
